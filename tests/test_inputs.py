@@ -273,10 +273,32 @@ OF_DATASETS = [
     saved("no rows", dataset(text=[]), says="in/a is a saved dataset without rows", code=2),
     saved("several splits", splits, says="in/a is a folder, not an input file: name one of its splits in/a/*", code=2),
 ]  # fmt: skip
+
+
+def folder_of(path: Path) -> None:
+    """Two documents in nested folders, beside what is none of the data."""
+    for name, data in {
+        "b/uno.jsonl": b'{"text": "uno"}',
+        "c/d/e": pack("zst", b'{"text": "tre"}\n'),
+        "_metadata": b"PAR1",
+        "_temporary/0.jsonl": lines(),
+        "b/_SUCCESS": b"",
+        ".cache/x.jsonl": lines(),
+        "b/.x.jsonl.crc": b"crc",
+        "x.csv": b"text\nx",
+        "x.py": b"x = 1",
+        "b/y.py": b"y = 1",
+        "Makefile": b"all:",
+    }.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+
+
 OF_OTHERS = [
     Row(OTHER, "CSV, TSV", b"a,b\n", says="in/a.csv is CSV; convert it to Parquet or JSON Lines", code=2, name="a.csv"),
     Row(OTHER, "other binary files", bytes(range(256)), says="in/a is binary: neither JSON Lines, Parquet nor text", code=2),
-    Row(OTHER, "a folder", lambda path: path.mkdir(), says="in/a is a folder, not an input file: give a glob such as in/a/*", code=2),
+    Row(OTHER, "a folder", folder_of, TWO, says="left out, of no kind that pretok reads, by ending: 2 .py, 1 without one, 1 .csv", note="all files below it that pretok knows; a notice counts the others"),
+    Row(OTHER, "an empty folder", lambda path: path.mkdir(), says="in/a is a folder without files", code=2),
     Row(OTHER, "a named pipe", lambda path: os.mkfifo(path), says="in/a is a pipe or device, not an input file", code=2),
     Row(OTHER, "one file under two names", lambda path: path.symlink_to("z.jsonl"), says="in/a and in/z.jsonl are the same file; name it once", code=2),
 ]  # fmt: skip
@@ -497,4 +519,4 @@ def test_the_page_shows_the_rows() -> None:
 def test_every_reason_has_its_row() -> None:
     """But for those of settings, which have tests of their own."""
     found = {reason for row in ROWS for reason in (row.rejects or {}).values()}
-    assert found == {*REASONS} - {"", "duplicate", "contaminated", "removed"}
+    assert found == {*REASONS} - {"", "duplicate", "contaminated", "removed", "damaged_file"}

@@ -1,7 +1,7 @@
 """An input as a user wrote it -> the paths it stands for.
 
-Input: a path, a glob (`**` too), an fsspec URL or URL glob, or `sample:it`. Output: paths, sorted. No file is opened:
-`pretok.read.recognise` finds out whether a path is a regular file.
+Input: a file, a folder, a glob (`**` too), an fsspec URL or URL glob, or `sample:it`. Output: paths, sorted. No
+file is opened: `pretok.read.recognise` finds out whether a path is a regular file.
 """
 
 from __future__ import annotations
@@ -122,8 +122,36 @@ def is_glob(pattern: str) -> bool:
     return not special and glob.has_magic(pattern) and (is_remote(pattern) or not os.path.lexists(pattern))
 
 
+def is_folder(pattern: str) -> bool:
+    """Whether a pattern is a folder, which stands for all files below it: but not a saved dataset."""
+    return (
+        not is_remote(pattern)
+        and os.path.isdir(pattern)  # noqa: PTH112
+        and not is_dataset(pattern)
+        and not os.path.exists(os.path.join(pattern, "dataset_dict.json"))  # noqa: PTH110, PTH118
+    )
+
+
+def is_passed_over(name: str) -> bool:
+    """Whether the name of a file or folder says that it is none of the data, as `_metadata`, `_SUCCESS` and
+    `_temporary` of Spark, Dask and Hadoop."""
+    return name[:1] in (".", "_")
+
+
+def walk(folder: str) -> Iterator[str]:
+    """The files and saved datasets below a folder, by name. Hidden ones, and those that are passed over, are left
+    out. Raises UsageError for a folder that cannot be listed."""
+    for path, inside in sorted(_entries(folder, "*")):
+        if is_passed_over(os.path.basename(path)):  # noqa: PTH119
+            continue
+        if inside and not is_dataset(path):
+            yield from walk(path)
+        else:
+            yield path
+
+
 def expand(pattern: str) -> list[str]:
-    """The paths that a path, a glob or a URL glob stands for, sorted.
+    """The paths that a path, a folder, a glob or a URL glob stands for, sorted.
 
     Raises UsageError if it matches nothing, if a folder cannot be listed, or if a name is not UTF-8, which a ledger or
     manifest cannot store.
@@ -138,8 +166,12 @@ def expand(pattern: str) -> list[str]:
         paths = [fs.unstrip_protocol(path) for path in (fs.glob(inner) if is_glob(pattern) else [inner])]
     elif is_glob(pattern):
         paths = _glob(pattern)
+    elif is_folder(pattern):
+        paths = [*walk(pattern)]
     else:
         paths = [pattern] if os.path.lexists(pattern) else []
+    if not paths and is_folder(pattern):
+        raise UsageError(f"{pattern} is a folder without files")
     if not paths:
         hint = (
             "" if is_remote(pattern) or Path(pattern).is_absolute() else f" (no {Path(pattern).absolute()})"

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,19 @@ from pretok.read.files import (
     without_bom,
 )
 from pretok.read.formats import FORMATS
-from pretok.read.paths import TWO_URLS, FileKey, excluded, expand, file_key, is_glob, is_remote, name_url
+from pretok.read.paths import (
+    TWO_URLS,
+    FileKey,
+    excluded,
+    expand,
+    file_key,
+    is_folder,
+    is_glob,
+    is_passed_over,
+    is_remote,
+    name_url,
+    walk,
+)
 from pretok.read.record_format import RecordFormat
 
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
@@ -51,6 +63,12 @@ _ARRAY = re.compile(rb'\s*\[\s*[{"]')
 _CONTROL = re.compile(rb"[\0-\x07\x0e-\x1a\x1c-\x1f]")
 _MOST_CONTROL = 32
 """JSON Lines with more than one control character in this many bytes are binary; a damaged line has fewer."""
+
+
+FILE, FOLDER, GLOB = "file", "folder", "glob"
+"""How a path was named: itself, by a folder above it, or by a glob."""
+A_FOLDER, UNKNOWN = "a folder", "of no kind that pretok reads"
+"""Why a path is no input."""
 
 
 class _Look(NamedTuple):
@@ -90,13 +108,13 @@ def list_inputs(patterns: Sequence[str], declared_format: str, exclude: Sequence
     Raises UsageError for an input that does not exist, is not a regular file or has another format, and for a file with
     two paths.
     """
-    named: dict[str, bool] = {}
+    named: dict[str, str] = {}
     urls: dict[str, str] = {}
     for pattern in patterns:
-        explicit = not is_glob(pattern)
+        how = GLOB if is_glob(pattern) else FOLDER if is_folder(pattern) else FILE
         for url in expand(pattern):
             path = name_url(url)
-            named[path] = explicit or named.get(path, False)
+            named[path] = FILE if how == FILE else named.get(path, how)
             if urls.setdefault(path, url) != url:
                 raise UsageError(f"{path} {TWO_URLS}")
     if not (paths := sorted(path for path in named if not excluded(path, exclude))):
@@ -104,32 +122,68 @@ def list_inputs(patterns: Sequence[str], declared_format: str, exclude: Sequence
     looks = map_reads(lambda path: _look(path, named[path], declared_format), paths)
     names: dict[FileKey, str] = {}
     notices = defaultdict[str, list[str]](list)
+    unknown = Counter(_suffixes(look.path)[-1:] for look in looks if look.notice == UNKNOWN)
+    if unknown:
+        notices[f"left out, {UNKNOWN}, by ending"] = [
+            f"{number:,} {suffix[0] if suffix else 'without one'}" for suffix, number in unknown.most_common()
+        ]
     for look in looks:
-        if look.notice:
+        if look.notice and look.notice != UNKNOWN:
             notices[look.notice if look.file else f"left out, {look.notice}"].append(look.path)
         if look.file and look.key and (other := names.setdefault(look.key, look.path)) != look.path:
             # Its documents would be read twice.
             raise UsageError(f"{other} and {look.path} are the same file; name it once")
     files = [look.file for look in looks if look.file]
+    if not files and all(look.notice == A_FOLDER for look in looks):
+        below = next((found for path in paths for found in walk(path)), "x.jsonl.zst")
+        every = f"{patterns[0].rpartition('/')[0] or '.'}/**/*{''.join(_suffixes(below)[-2:])}"
+        raise UsageError(
+            f"{', '.join(patterns)} matches folders alone; for the files in them write {every!r}"
+        )
     if not files:
         raise UsageError(f"{', '.join(patterns)}: {'; '.join(look.notice for look in looks[:SHOWN])}")
     texts = [f"{what}: {listed(paths, SHOWN)}" for what, paths in sorted(notices.items())]
     return Listing(files, texts, names)
 
 
-def _look(path: str, explicit: bool, declared_format: str) -> _Look:
-    """Look at a path. Raises UsageError if it is not an input and the user named it (`explicit`)."""
-    key = None
+def _look(path: str, how: str, declared_format: str) -> _Look:
+    """Look at a path. how: whether the user named it, or what matches it. Raises UsageError if it is not an input, but
+    the user named it or its ending promises one."""
+    key, explicit = None, how == FILE
+    if how == GLOB and is_passed_over(os.path.basename(path)):  # noqa: PTH119
+        return _Look(path, None, "as its name begins with _")
     try:
         what, key = tried(lambda: _kind(path))
         if what and explicit:
             raise UsageError(f"{path} is {what}, not an input file{_hint(path)}")
         if what:
             return _Look(path, None, what)
+        if how == FOLDER and not _format_of(path) and declared_format != "text":
+            return _known(path, declared_format, key)
         return _Look(path, *tried(lambda: _describe(path, declared_format)), key)
     except OSError as error:  # its partition will fail and name it; the rest of the job continues
         problem = masked(str(error.strerror or error))
         return _Look(path, InputFile(path, "unreadable", "", 0, problem), f"cannot be read, {problem}", key)
+
+
+def _known(path: str, declared_format: str, key: FileKey | None) -> _Look:
+    """Look at a file below a folder whose ending says nothing: it is an input if its content is that of one."""
+    try:
+        file, notice = tried(lambda: _describe(path, declared_format))
+    except UsageError:
+        return _Look(path, None, UNKNOWN)
+    return _Look(path, file, notice, key) if file.format != "text" else _Look(path, None, UNKNOWN)
+
+
+def _suffixes(path: str) -> tuple[str, ...]:
+    """The endings of a name, in lower case: `.jsonl` and `.zst`."""
+    return tuple(f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:])  # noqa: PTH119
+
+
+def _format_of(path: str) -> str:
+    """The format that the name of a file says, "" for none."""
+    suffixes = [suffix for suffix in _suffixes(path) if suffix not in _SUFFIX_COMPRESSION][-1:]
+    return next((name for name, known in FORMATS.items() if {*suffixes} & {*known.SUFFIXES}), "")
 
 
 def _kind(path: str) -> tuple[str, FileKey | None]:
@@ -144,7 +198,7 @@ def _kind(path: str) -> tuple[str, FileKey | None]:
             return "a link that leads nowhere", None
         raise
     folder, file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
-    return "" if file else "a folder" if folder else "a pipe or device", file_key(path, status)
+    return "" if file else A_FOLDER if folder else "a pipe or device", file_key(path, status)
 
 
 def _hint(path: str) -> str:
@@ -161,7 +215,7 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     JSON Lines.
     """
     head, tail, size, identity = identify(path)
-    suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
+    suffixes = _suffixes(path)
     packed = _SUFFIX_COMPRESSION.get(suffixes[-1], "") if suffixes else ""
     suffix = next(iter((suffixes[:-1] if packed else suffixes)[-1:]), "")
     compression = compression_of(head)

@@ -71,6 +71,8 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
 def hash_documents(tasks: Sequence[TokenizeTask], step: Step) -> Failures:
     """Let workers hash the documents of the tasks whose copies are not settled. Returns the partitions that failed."""
     unsettled, failures = [task for task in tasks if not _is_settled(task)], Failures()
+    for task in unsettled:  # copies without hashes, which a kill may leave, do not count
+        task.state(COPIES).unlink(missing_ok=True)
     for _ in run_partitions(
         hash_partition, unsettled, unsettled, "to read first for copies", {}, step, failures
     ):

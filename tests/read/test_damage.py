@@ -199,3 +199,50 @@ def test_the_status_proposes_the_command_that_goes_on(
     assert next_of(rows) == f"pretok {shlex.join(command)}"
     (data / "b.json.gz").write_bytes(packed("b"))
     assert run_command(command) == 0
+
+
+@pytest.mark.parametrize("command", ["count", "build-vocab", "tokenize"])
+def test_rejects_are_named_where_most_of_them_are(
+    command: str, data: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a command that counts as by one that tokenizes; and can be asked for, also without shards."""
+    bad = {"f": 3, "g": 9, "h": 7, "i": 5}
+    for name, number in bad.items():
+        lines = ['{"text": "uno"}', *["{"] * number, '{"text": null}']
+        (data / f"{name}.jsonl").write_text("\n".join(lines))
+    out = data.parent / "work"
+    options = ["--vocab", str(vocab_dir)] if command == "tokenize" else []
+    assert run_command([command, f"it={data}/*", "--out", str(out), *options, "--workers", "0"]) == 3
+    said = capsys.readouterr().err
+    places = [
+        said.index(f"{data / name}.jsonl: {bad[name] + 1}, the first at line 2 (malformed_json: ")
+        for name in "ghi"
+    ]
+    assert places == sorted(places)
+    assert f"{data / 'f'}.jsonl" not in said
+    path = out / ("shards/rejects/it-00000.jsonl" if options else "counts/rejects/it.jsonl")
+    assert f"all are in {path}" in said
+    query = "select file, position, reason from rejects order by all"
+    assert run_command(["query", str(out), query, "--format", "csv"]) == 0
+    expected = sorted(
+        (str(data / f"{name}.jsonl"), line, "null_text" if line == number + 2 else "malformed_json")
+        for name, number in bad.items()
+        for line in range(2, number + 3)
+    )
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"{file},{line},{reason}" for file, line, reason in expected
+    ]
+
+
+def test_a_glob_over_folders_says_what_to_write(
+    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("2024", "2025"):
+        (tmp_path / "in" / name / "b").mkdir(parents=True)
+        (tmp_path / "in" / name / "b" / "x.jsonl.gz").write_bytes(packed(name))
+    command = ["tokenize", "--vocab", str(vocab_dir), "--out", str(tmp_path / "work"), "--workers", "0"]
+    assert run_command([*command, f"it={tmp_path}/in/*"]) == 2
+    said = capsys.readouterr().err
+    pattern = f"{tmp_path}/in/**/*.jsonl.gz"
+    assert f"{tmp_path}/in/* matches folders alone; for the files in them write {pattern!r}" in said
+    assert run_command([*command, f"it={pattern}"]) == 0

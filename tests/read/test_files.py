@@ -145,7 +145,7 @@ def test_a_glob_names_what_it_leaves_out(tmp_path):
     ]
     for name, what in (
         ("b.jsonl", "a link that leads nowhere"),
-        ("[e].jsonl", "a folder"),
+        ("[e].jsonl", "folders alone"),
         ("no*.jsonl", "no input"),
     ):
         with pytest.raises(UsageError, match=what):

@@ -24,7 +24,6 @@ from pretok.shards.manifest import load_manifest, shards_of
 from pretok.steps import tokenize_step
 from pretok.stream.mix_job import MixReport, MixRequest, run_mix, show_mix
 from pretok.vocab.build_vocab_job import refuse_short, run_build_vocab
-from pretok.vocab.counts.count_job import refuse_partial
 from pretok.vocab.report_file import VocabReport
 
 Path_ = str | os.PathLike[str]
@@ -54,7 +53,6 @@ def build_vocab(
     with _console("build-vocab", recipe.out, recipe.model_dump(), quiet) as console:
         with start_engine(workers, address) as engine:
             report = run_build_vocab(recipe, engine, console)
-        refuse_partial("the vocabulary is made", report.failed, f"{recipe.counts_dir} and {recipe.vocab_dir}")
         refuse_short(report, recipe.vocab)
     return report
 

@@ -273,6 +273,27 @@ OF_DATASETS = [
     saved("no rows", dataset(text=[]), says="in/a is a saved dataset without rows", code=2),
     saved("several splits", splits, says="in/a is a folder, not an input file: name one of its splits in/a/*", code=2),
 ]  # fmt: skip
+
+
+def folder_of(path: Path) -> None:
+    """Two documents in nested folders, beside what is none of the data."""
+    for name, data in {
+        "b/uno.jsonl": b'{"text": "uno"}',
+        "c/d/e": pack("zst", b'{"text": "tre"}\n'),
+        "_metadata": b"PAR1",
+        "_temporary/0.jsonl": lines(),
+        "b/_SUCCESS": b"",
+        ".cache/x.jsonl": lines(),
+        "b/.x.jsonl.crc": b"crc",
+        "x.csv": b"text\nx",
+        "x.py": b"x = 1",
+        "b/y.py": b"y = 1",
+        "Makefile": b"all:",
+    }.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+
+
 OF_OTHERS = [
     Row(OTHER, "CSV, TSV", b"a,b\n", says="in/a.csv is CSV; convert it to Parquet or JSON Lines", code=2, name="a.csv"),
     Row(OTHER, "other binary files", bytes(range(256)), says="in/a is binary: neither JSON Lines, Parquet nor text", code=2),
@@ -497,4 +518,12 @@ def test_the_page_shows_the_rows() -> None:
 def test_every_reason_has_its_row() -> None:
     """But for those of settings and of files of tokens, which have tests of their own."""
     found = {reason for row in ROWS for reason in (row.rejects or {}).values()}
-    assert found == {*REASONS} - {"", "duplicate", "contaminated", "removed", "unknown_id", "special_token"}
+    assert found == {*REASONS} - {
+        "",
+        "duplicate",
+        "contaminated",
+        "removed",
+        "unknown_id",
+        "special_token",
+        "damaged_file",
+    }

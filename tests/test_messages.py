@@ -51,7 +51,7 @@ shards, also name their sources
 
 2 pretok run ok.toml
 pretok: the shards in ok/shards were made with other settings or inputs: val_fraction was 0.1 and is 0.2. Change that \
-back, use another --out folder, or delete this one to start over
+back, use another --out folder, or delete ok/shards to start over
 
 0 pretok tokenize it=it.jsonl en=it.jsonl --out same --vocab vocab --workers 0
 warning: sources it and en read the same text: it.jsonl
@@ -69,10 +69,11 @@ pretok: source it has no documents: its inputs hold no record
 3 pretok tokenize it=broken.parquet --out broken --vocab vocab --workers 0
 partition it-00000 failed: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file \
 is corrupted or this is not a parquet file.; repair each damaged file or replace it by what can be read of it (an \
-empty file will do)
+empty file will do), or leave it out whole: --skip-damaged
 pretok: 1 partitions failed:
   it-00000: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file is corrupted or \
-this is not a parquet file.; repair each damaged file or replace it by what can be read of it (an empty file will do)
+this is not a parquet file.; repair each damaged file or replace it by what can be read of it (an empty file will do), \
+or leave it out whole: --skip-damaged
 everything else is done and kept; run the same command again for the rest
 
 3 pretok build-vocab it=it.jsonl --out few --vocab-size 50k --workers 0

@@ -55,9 +55,9 @@ from pretok.read.probe import probe_inputs
 from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
 from pretok.read.record_format import Conversation, RecordFormat
+from pretok.read.source_plan import PLAN_FILE, read_plan
 from pretok.screen.benchmark import read_benchmark
 from pretok.shards.annotations import read_annotations
-from pretok.shards.inputs import PLAN_FILE, read_plan
 from pretok.shards.ledger import ledger_windows
 from pretok.shards.manifest import load_manifest
 from pretok.shards.names import read_names
@@ -178,7 +178,7 @@ READERS: dict[str, Reader] = {
     "nodes": Reader("shards/it/it-00000.nodes", lambda path: prove_nodes(path.with_suffix(".bin"), 400, "0")),
     "spans": Reader("shards/chat/chat-00000.spans", ShardSpans),
     "ledger": Reader("shards/it/it-00000.docs.parquet", lambda path: list(ledger_windows(path)), memory=PAGE),
-    "plan": Reader("it/plan.json", lambda path: read_plan(path.parent).partitions),
+    "plan": Reader("it/plan.json", lambda path: read_plan(path).partitions),
     "annotations": Reader(
         "shards/annotations/marks/annotations.json", lambda path: read_annotations(path.parent)
     ),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretok.base.errors import InternalError, PartitionsFailed, PretokError, UsageError
-from pretok.base.records import Record
+from pretok.base.records import Count, Record
 from pretok.base.storage import FULL, REMEDIES, output_error, passes
 from pretok.base.units import listed
 
@@ -27,18 +27,12 @@ SHOWN = 20
 """Failures that a message lists."""
 
 
-class Failure(Record, frozen=True):
-    """An input that could not be read to its end, or a partition that failed. file: its path, or the partition's
-    inputs."""
+class LeftOut(Record, frozen=True):
+    """A damaged input of which no document counts. bytes: its size; reason: what is wrong with it."""
 
-    partition: str
     file: str
-    error: str
-
-    @property
-    def source(self) -> str:
-        """The source the partition belongs to."""
-        return self.partition.rsplit("-", 1)[0]
+    bytes: Count
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

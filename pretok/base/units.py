@@ -111,3 +111,14 @@ def duration(seconds: float) -> str:
     if hours < 24:
         return f"{hours} h {minutes % 60} min"
     return f"{days} d {hours % 24} h"
+
+
+def unit_name(source: str, append: int) -> str:
+    """Name of a source or an append to it: `it`, and `it.1` for the first append."""
+    return f"{source}.{append}" if append else source
+
+
+def unit_words(unit: str) -> str:
+    """The same in words."""
+    source, _, append = unit.partition(".")
+    return f"{source}, append {append}" if append else source

@@ -52,6 +52,7 @@ def count(
     vocab_sample: Setting = setting("vocab.sample"),
     sources_field: Settings = setting("sources.field"),
     sources_tokens: Settings = setting("sources.tokens"),
+    sources_skip_damaged: bool | None = setting("sources.skip_damaged"),
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -74,7 +75,7 @@ def count(
     folder = recipe.out if recipe else given["out"]
     console = terminal(context, folder, recipe)
     with start_engine(workers, address, "pretok.vocab.counts.count_task") as engine:
-        from pretok.vocab.counts.count_job import add_counts, refuse_partial, run_count
+        from pretok.vocab.counts.count_job import add_counts, run_count
 
         if recipe:
             counts = run_count(recipe, engine, console)
@@ -85,8 +86,7 @@ def count(
         text = f"{plural(record.documents, 'document')}, {plural(record.bytes, 'byte')} of text"
         console.notice(f"{name}: {text} counted")
     if json:
-        print_json({"sources": to_json(counts.records), "failed": to_json(counts.failed)})
-    refuse_partial("the counts are made", counts.failed, str(counts.folder))
+        print_json({"sources": to_json(counts.records), "left_out": to_json(counts.left_out)})
 
 
 def build_vocab(
@@ -102,6 +102,7 @@ def build_vocab(
     vocab_add: Settings = setting("vocab.add"),
     sources_field: Settings = setting("sources.field"),
     sources_tokens: Settings = setting("sources.tokens"),
+    sources_skip_damaged: bool | None = setting("sources.skip_damaged"),
     counts: Annotated[
         Path | None,
         option(
@@ -126,7 +127,6 @@ def build_vocab(
     counts are kept. --sizes also writes smaller vocabularies, under OUT/vocab/SIZE.
     """
     from pretok.vocab.build_vocab_job import REPORT_FILE, refuse_short, run_build_vocab
-    from pretok.vocab.counts.count_job import refuse_partial
     from pretok.vocab.counts.counts_file import load_counts
     from pretok.vocab.report import sources_table
 
@@ -143,8 +143,6 @@ def build_vocab(
     else:
         console.show(sources_table(report))
         console.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}")
-    stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
-    refuse_partial("the vocabulary is made", report.failed, stale)
     refuse_short(report, recipe.vocab)
 
 
@@ -164,6 +162,7 @@ def tokenize(
     sources_field: Settings = setting("sources.field"),
     sources_tokens: Settings = setting("sources.tokens"),
     sources_keep: Settings = setting("sources.keep"),
+    sources_skip_damaged: bool | None = setting("sources.skip_damaged"),
     shards_val_fraction: Setting = setting("shards.val_fraction"),
     shards_duplicates: Setting = setting("shards.duplicates"),
     workers: Workers = None,

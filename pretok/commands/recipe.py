@@ -106,6 +106,7 @@ def run(
     recipe: RecipeFile,
     *,
     out: Setting = setting("out"),
+    sources_skip_damaged: bool | None = setting("sources.skip_damaged"),
     workers: Workers = None,
     address: Address = None,
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
+from pretok.base.failures import LeftOut
 from pretok.base.records import read_record
 from pretok.base.units import listed
 from pretok.config.recipes import located
@@ -28,20 +29,28 @@ INPUTS = "inputs"
 """Key of the settings with {source: SourceInputs}, whose changes are named file by file."""
 
 
-def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
+def refuse_changes(
+    what: str,
+    folder: Path,
+    old: Mapping[str, object],
+    new: Mapping[str, object],
+    left_out: Sequence[LeftOut] = (),
+) -> None:
     """Raises MismatchError if `what`, which is in `folder` and was made with settings `old`, differs from `new`
-    (JSON)."""
-    refuse(what, folder, differences(old, new))
+    (JSON). left_out: see `input_changes`."""
+    refuse(what, folder, differences(old, new, left_out))
 
 
-def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+def differences(
+    old: Mapping[str, object], new: Mapping[str, object], left_out: Sequence[LeftOut] = ()
+) -> list[str]:
     """A sentence for each difference of `new` (JSON) from `old`."""
     found = []
     for key, value in new.items():
         if old.get(key) == value:
             continue
         if key == INPUTS:
-            found += _source_changes(old.get(key) or {}, value)
+            found += _source_changes(old.get(key) or {}, value, left_out)
         else:
             found.append(f"{key} was {_written(old.get(key))} and is {_written(value)}")
     return found
@@ -60,13 +69,17 @@ def refuse(what: str, folder: Path, changes: Sequence[str]) -> None:
     if changes:
         raise MismatchError(
             f"{what} in {folder} were made with other settings or inputs: {listed(changes, SHOWN, '; ')}. "
-            "Change that back, use another --out folder, or delete this one to start over"
+            f"Change that back, use another --out folder, or delete {folder} to start over"
         )
 
 
-def input_changes(before: Sequence[InputFile], now: Sequence[InputFile]) -> list[str]:
-    """A sentence for each file that is gone, is new or has other contents."""
-    old, new = ({file.path: file for file in files} for files in (before, now))
+def input_changes(
+    before: Sequence[InputFile], now: Sequence[InputFile], left_out: Sequence[LeftOut] = ()
+) -> list[str]:
+    """A sentence for each file that is gone, is new or has other contents. left_out: damaged files of which the result
+    has nothing, so that it does not matter what became of them."""
+    skipped = {one.file for one in left_out}
+    old, new = ({file.path: file for file in files if file.path not in skipped} for files in (before, now))
     return [
         *(f"{path} is gone" for path in sorted(old.keys() - new.keys())),
         *(
@@ -81,13 +94,13 @@ def input_changes(before: Sequence[InputFile], now: Sequence[InputFile]) -> list
     ]
 
 
-def _source_changes(before: object, now: object) -> list[str]:
+def _source_changes(before: object, now: object, left_out: Sequence[LeftOut]) -> list[str]:
     """A sentence for each change of sources, of how they are read, and of their files."""
     old, new = (read_record(dict[str, SourceInputs], side, INPUTS) for side in (before, now))
     changes = [f"source {name} is gone" for name in sorted(old.keys() - new.keys())]
     changes += [f"source {name} is new" for name in sorted(new.keys() - old.keys())]
     for name in sorted(old.keys() & new.keys()):
-        changes += input_changes(old[name].files, new[name].files)
+        changes += input_changes(old[name].files, new[name].files, left_out)
         changes += [
             f"{key} of source {name} was {getattr(old[name], key)!r} and is {getattr(new[name], key)!r}"
             for key in RecordFormat.__struct_fields__
@@ -100,12 +113,16 @@ def list_sources(recipe: Recipe, console: Console, *, appended: bool = True) -> 
     """List the input files of each source, then those of its appends. `console` gets the notices on them."""
     listed = {}
     for name, source in recipe.sources.items():
-        every = source.inputs_by_append if appended else (source.inputs,)
+        # A damaged file that was skipped and is repaired later is appended, though a glob of its source matches it.
+        every = source.inputs_by_append if appended or source.skip_damaged else (source.inputs,)
         with located(recipe, "sources", name, "inputs"):
-            listed[name] = [
+            first, *appends = (
                 list_inputs(patterns, source.declared_format, source.exclude, recipe.out)
                 for patterns in every
-            ]
+            )
+        if source.skip_damaged:
+            first = first.without({path for append in appends for path in append.names.values()})
+        listed[name] = [first, *appends] if appended else [first]
     for text in chain(*(listing.notices for listing in chain(*listed.values())), shared_inputs(listed)):
         console.notice(text)
     return listed

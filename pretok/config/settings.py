@@ -74,7 +74,12 @@ def _expand(value: Any, info: ValidationInfo) -> Any:
         ) from None
     if path.startswith("~"):
         raise ValueError(f"{value}: nobody's home folder; write ./{path} for a name that begins with ~")
-    if info.context is None or path in ("", CHATML) or path.startswith(("/", SAMPLE)) or is_remote(path):
+    if (
+        info.context is None
+        or path in ("", CHATML)
+        or path.startswith(("/", "**/", SAMPLE))
+        or is_remote(path)
+    ):
         return path
     folder = str(info.context)
     start = glob.escape(folder) if info.field_name == "inputs" else folder
@@ -256,6 +261,10 @@ class Source(SettingsTable):
         (),
         "Fields to keep: `[NAME=]FIELD[:TYPE]` of TYPE text, integer, float or boolean.",
         ["id", "url=meta.url"],
+    )
+    skip_damaged: bool = key(False, "Leave a damaged file out whole, instead of failing.")
+    max_damaged: Count | None = key(
+        None, "Most files to leave out by `skip_damaged`. Default: 1 % of them, at least 1.", 20, ge=0
     )
     append: tuple[Append, ...] = ()
 

@@ -14,13 +14,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from pretok.base.errors import PretokError
+from pretok.base.failures import LeftOut
 from pretok.base.lock import Holder, holder_of
 from pretok.base.records import Record, read_record, replace
-from pretok.base.units import duration, human, plural
+from pretok.base.storage import read_json
+from pretok.base.units import duration, human, listed, plural, unit_words
 from pretok.overview.history import LoggedJob, read_jobs, read_run
+from pretok.read.rejects import DAMAGED
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
-from pretok.shards.manifest import UNFINISHED_REMOVAL, Manifest, has_manifest, load_manifest, unit_words
+from pretok.shards.manifest import STATE, UNFINISHED_REMOVAL, Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import CONFIG, read_settings
@@ -30,6 +35,10 @@ NEWEST = 60
 """Latest steps of a run, from which its speed is computed."""
 STEPS = ("count", "build-vocab", "tokenize", "mix", "run")
 """Commands that produce a result in WORK."""
+COUNTS, REPORT = "counts.json", "report.json"
+"""Files that say that counts and a vocabulary are complete."""
+SHOWN = 5
+"""Names in a row."""
 RUN = "run"
 """Folder in WORK of the training run that `pretok run` and `pretok submit` name."""
 FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in work"
@@ -40,6 +49,19 @@ class _Source(Record, frozen=True, forbid_unknown_fields=False):
 
     field: tuple[str, ...]
     inputs: tuple[str, ...]
+
+
+class _Part(Record, frozen=True, forbid_unknown_fields=False):
+    """The field used here of a source of counts."""
+
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class _Made(Record, frozen=True, forbid_unknown_fields=False):
+    """The fields used here of counts and of the report of a vocabulary."""
+
+    left_out: tuple[LeftOut, ...] = ()
+    sources: dict[str, _Part] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +88,7 @@ def status_of(target: Path) -> list[StepStatus]:
     except PretokError as error:
         rows.append(StepStatus("logs", FAILED, detail=f"{error}; delete that file"))
     rows += [
-        *_simple("words", target / "counts", "counts.json", logs, "count", "build-vocab", "run"),
+        *_simple("words", target / "counts", COUNTS, logs, "count", "build-vocab", "run"),
         *_vocabulary(target, logs),
         *_shards(target / "shards", logs),
         *_mix(target / "mix.json", target / "shards", logs),
@@ -180,17 +202,38 @@ def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> 
     if holder := holder_of(folder):
         yield StepStatus(what, RUNNING, detail=logs.at_work(holder, *commands))
     elif (folder / file).exists():
-        yield StepStatus(what, FINISHED, detail=str(folder))
+        left_out = _left_out(folder / file) if file in (COUNTS, REPORT) else []
+        yield StepStatus(what, FINISHED, detail=f"{folder}{_without(left_out)}")
     elif folder.exists():
-        detail = _ended(logs.newest(*commands))
+        detail = _in_part(folder / STATE) or _ended(logs.newest(*commands))
         yield StepStatus(what, UNFINISHED, detail=detail, next=logs.again(*commands))
+
+
+def _left_out(file: Path) -> list[str]:
+    """The damaged files that counts or a vocabulary were made without."""
+    try:
+        made = read_record(_Made, read_json(file), file)
+    except PretokError:  # who reads the result says so
+        return []
+    left_out = [*made.left_out, *(one for part in made.sources.values() for one in part.left_out)]
+    return [one.file for one in left_out]
+
+
+def _without(files: Sequence[str]) -> str:
+    return f"; left out, damaged: {listed([Path(file).name for file in files], SHOWN)}" if files else ""
+
+
+def _in_part(state: Path) -> str:
+    """The files that unfinished work could not read to their end, in words."""
+    names = [Path(file).name for path in sorted(state.glob(f"*{DAMAGED}")) for file in read_json(path)]
+    return f"read in part: {listed(names, SHOWN)}" if names else ""
 
 
 def _vocabulary(target: Path, logs: _Logs) -> Iterator[StepStatus]:
     """The row of the vocabulary. Our own is complete when it has its report; a tokenizer that was copied has none."""
     commands = ("build-vocab", "run")
     ours = logs.newest(*commands) is not None and (target / "counts").exists()
-    file = "report.json" if ours else "tokenizer.json"
+    file = REPORT if ours else "tokenizer.json"
     yield from _simple("vocabulary", target / "vocab", file, logs, *commands)
 
 
@@ -215,11 +258,13 @@ def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
             detail = logs.at_work(holder, "tokenize", "run")
             yield StepStatus(f"shards of {name}", RUNNING, done, partitions, detail)
         elif unit in planned:
-            yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, ended, again)
+            detail = _in_part(folder / STATE / unit) or ended
+            yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, detail, again)
         elif manifest:
             counts, appends = manifest.sources[unit], manifest.appends(unit)
             detail = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
             detail += f", appended to {plural(appends, 'time')}" if appends else ""
+            detail += _without([one.file for one in counts.left_out])
             yield StepStatus(f"shards of {name}", FINISHED, detail=detail)
     if not sealed and not planned and folder.exists():
         state = RUNNING if holder else UNFINISHED

@@ -42,6 +42,8 @@ class Damage:
     error: str
     changed: bool = False
     """Since the plan, so that other pieces of the file may be of other text."""
+    skippable: bool = False
+    """Whether the bytes of the file are at fault, which another try would find again."""
 
 
 def read_partition(
@@ -56,15 +58,16 @@ def read_partition(
 
     def batches() -> Iterator[TextBatch | Damage]:
         for index, piece in enumerate(partition.pieces):
-            small, error = read_small(piece.file), ""
+            small, error, lasting = read_small(piece.file), "", False
             before = None if small is not None else planned[index] or stamp(piece.file)
             try:
                 yield from read_piece(piece, index, record, keep, small)
             except CorruptInputError as damage:
                 error = str(damage)
+                lasting = piece.file.format != "unreadable" and not isinstance(damage.__cause__, OSError)
             changed = "" if small is not None else what_changed(piece.file, before)
             if changed or error:
-                yield Damage(index, changed or error, bool(changed))
+                yield Damage(index, changed or error, bool(changed), lasting and not changed)
 
     def documents(batch: TextBatch | Damage) -> TextBatch | Damage:
         try:

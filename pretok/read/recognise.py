@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +91,11 @@ class Listing(NamedTuple):
     names: dict[FileKey, str]
     """Identity -> path of each, but for those of which it cannot be found out."""
 
+    def without(self, paths: Container[str]) -> Listing:
+        """Return the listing without some paths."""
+        names = {key: path for key, path in self.names.items() if path not in paths}
+        return Listing([file for file in self.files if file.path not in paths], self.notices, names)
+
 
 def list_inputs(
     patterns: Sequence[str], declared_format: str, exclude: Sequence[str] = (), out: Path | None = None
@@ -148,9 +153,9 @@ def list_inputs(
         wanted = ", ".join(patterns)
         if looks and all(look.notice == FOLDER for look in looks):
             above = patterns[0].partition("*")[0].rpartition("/")[0] or "."
-            raise UsageError(
-                f"{wanted} matches folders alone; name {above} itself, or '{above}/**/*.jsonl.zst'"
-            )
+            below = next((path for path in expand(above) if _format_of(path, declared_format)), "x.jsonl.zst")
+            files_below = f"{above}/**/*{''.join(Path(below).suffixes[-2:])}"
+            raise UsageError(f"{wanted} matches folders alone; name {above} itself, or {files_below!r}")
         raise UsageError(
             f"{wanted}: {'; '.join(texts or dict.fromkeys(look.notice for look in looks)) or 'no file'}"
         )

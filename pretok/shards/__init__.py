@@ -6,7 +6,7 @@ spans.py             .spans: the kind of each token of a conversation
 ledger.py            .docs.parquet: a row per document
 writer.py            encoded documents -> the files of one shard
 manifest.py          manifest.json: what a shards folder holds
-inputs.py            the inputs of a source as a table: planned, then with the records that each piece gave
+inputs.py            the inputs of a sealed source as a table, with the records that each piece gave
 contamination.py     the results of a search for benchmark items
 annotations.py       columns that were joined to documents afterwards
 

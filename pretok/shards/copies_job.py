@@ -33,7 +33,7 @@ from pretok.screen.copies import save_copies
 from pretok.shards.document_table import ROWS, make_table
 from pretok.shards.ledger import SCHEMA, LedgerWriter, ledger_rows
 from pretok.shards.manifest import Manifest
-from pretok.shards.tokenize_task import COPIES, HASHES, TokenizeTask, read_whole
+from pretok.shards.tokenize_task import COPIES, HASHES, TokenizeTask, read_task
 
 PIECE, NUMBER = "pretok:piece", "pretok:number"
 HASHED = pa.schema([*SCHEMA, (PIECE, pa.int64()), (NUMBER, pa.int64())])
@@ -50,7 +50,7 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
     if path.exists():
         return
     with LedgerWriter(path, HASHED) as writer:
-        for batch in read_whole(task):
+        for batch in read_task(task):
             piece, count = task.partition.pieces[batch.piece], len(batch.texts)
             sizes = np.diff(buffers(batch.texts)[1])
             rows = ledger_rows(
@@ -68,24 +68,32 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
         writer.seal(task.partition.source)
 
 
-def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: Step) -> Failures:
-    """Write the file of copies of each task. Returns the partitions that could not be hashed and have no such file.
-
-    sealed: the shards that exist already. Raises IntegrityError if one of their ledgers was changed.
-    """
-    tasks = sorted(tasks, key=lambda task: (task.partition.source, task.partition.number))
-    done = [all(task.state(suffix).exists() for suffix in (HASHES, COPIES)) for task in tasks]
-    settled = [task for task, is_done in zip(tasks, done, strict=True) if is_done]
-    unsettled = [task for task, is_done in zip(tasks, done, strict=True) if not is_done]
-    failures: Failures = []
+def hash_documents(tasks: Sequence[TokenizeTask], step: Step) -> Failures:
+    """Let workers hash the documents of the tasks whose copies are not settled. Returns the partitions that failed."""
+    unsettled, failures = [task for task in tasks if not _is_settled(task)], Failures()
+    for task in unsettled:  # copies without hashes, which a kill may leave, do not count
+        task.state(COPIES).unlink(missing_ok=True)
     for _ in run_partitions(
         hash_partition, unsettled, unsettled, "to read first for copies", {}, step, failures
     ):
         pass
-    failed = {name for name, _ in failures}
-    unsettled = [task for task in unsettled if task.partition.name not in failed]
+    return failures
+
+
+def _is_settled(task: TokenizeTask) -> bool:
+    return all(task.state(suffix).exists() for suffix in (HASHES, COPIES))
+
+
+def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: Step) -> None:
+    """Write the file of copies of each task whose documents were hashed.
+
+    sealed: the shards that exist already. Raises IntegrityError if one of their ledgers was changed.
+    """
+    tasks = sorted(tasks, key=lambda task: (task.partition.source, task.partition.number))
+    settled = [task for task in tasks if _is_settled(task)]
+    unsettled = [task for task in tasks if task.state(HASHES).exists() and task not in settled]
     if not unsettled:
-        return failures
+        return
     ledgers = []
     if sealed is not None:
         ledgers = [shard.ledger_path for shard in sealed.shards]
@@ -133,4 +141,3 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
     step.console.notice(
         f"of {plural(documents, 'document')}, {copies:,} are copies of others, by their hashes"
     )
-    return failures

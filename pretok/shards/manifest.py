@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pretok.base.errors import IntegrityError
+from pretok.base.failures import LeftOut
 from pretok.base.records import (
     Count,
     Digest,
@@ -58,6 +59,7 @@ from pretok.base.storage import (
     write_json,
 )
 from pretok.base.tree import compare_root, entry_hash, fold
+from pretok.base.units import unit_name
 from pretok.shards.shard_file import LEDGER_SUFFIX as LEDGER_SUFFIX
 from pretok.shards.shard_file import NOWHERE, SPANS_SUFFIX, check_size, index_size
 from pretok.shards.shard_file import RemovedCounts as RemovedCounts
@@ -126,6 +128,8 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     remarks: dict[str, Count] = msgspec.field(default_factory=dict)
     compared: Count = 0
     encoded_again: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    """Damaged files of which no document was written; each counts as a record that was rejected."""
 
     @property
     def removed(self) -> RemovedCounts | None:
@@ -444,17 +448,6 @@ def shards_of(folder: Path) -> Path:
     if has_manifest(folder) or os.path.isdir(folder / STATE):  # noqa: PTH112 - as above
         return folder
     return inside if has_manifest(inside) or os.path.isdir(inside / STATE) else folder  # noqa: PTH112
-
-
-def unit_name(source: str, append: int) -> str:
-    """Name of a source or an append to it: `it`, and `it.1` for the first append."""
-    return f"{source}.{append}" if append else source
-
-
-def unit_words(unit: str) -> str:
-    """The same in words."""
-    source, _, append = unit.partition(".")
-    return f"{source}, append {append}" if append else source
 
 
 def inputs_name(source: str, append: int = 0) -> str:

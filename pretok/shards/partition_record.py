@@ -19,8 +19,8 @@ from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import WAITS, read_json
 from pretok.base.version import PRETOK_VERSION
+from pretok.read.source_plan import PieceCounts, SourcePlan
 from pretok.screen.benchmark import ItemCount
-from pretok.shards.inputs import PieceCounts, SourcePlan
 from pretok.shards.manifest import Shard, SideFile, SourceCounts
 
 ENGINES = ("gigatoken", "tokenizers")

@@ -8,25 +8,23 @@ document was written, a plan is replaced, and so it is if an input changed while
 from __future__ import annotations
 
 import shutil
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError
 from pretok.base.records import replace, to_json
-from pretok.base.units import plural
+from pretok.base.units import plural, unit_words
 from pretok.config import Source
 from pretok.config.changes import differences, input_changes, refuse
+from pretok.read.damage import CHANGED, forget
 from pretok.read.files import Stamp, stamps_of
 from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import check_kept, probe_inputs
 from pretok.read.recognise import Listing
 from pretok.read.record_format import RecordFormat
-from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
-from pretok.shards.manifest import unit_words
-from pretok.shards.partition_record import PartitionRecord, load_records
-from pretok.shards.tokenize_task import CHANGED
+from pretok.read.source_plan import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
+from pretok.shards.partition_record import load_records
 
 
 def plan_source(
@@ -63,13 +61,13 @@ def plan_source(
         asked.append(SourcePlan(name, settings, rows, append=append, config=config))
     plans: list[SourcePlan] = []
     for one in asked:
-        old = read_plan(state / one.unit) or next(iter(sealed[one.append : one.append + 1]), None)
+        old = read_plan(state / one.unit / PLAN_FILE) or next(iter(sealed[one.append : one.append + 1]), None)
         new = _continue(old, one, state, console) if old is not None else None
         if new is None:
             probes = probe_inputs(one.inputs, *source.probed, console=console)
             check_kept(name, plans[0].kept if plans else source.kept, probes)
             target = size or shard_bytes(probes, itemsize)
-            first = sum(len(plan.partitions) for plan in plans)
+            first = max((plan.end for plan in plans), default=0)
             new = replace(
                 one.cut(plan(name, probes, target, itemsize, first)),
                 settings=settings | {"target": target},
@@ -88,16 +86,13 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
         shutil.rmtree(state / old.unit)
         return None
     what, folder = f"shards of {unit_words(old.unit)}", state.parent
-    changes, fixed = differences(old.settings, asked.settings), set[str]()
+    changes, new = differences(old.settings, asked.settings), old
     records = load_records(state / old.unit, old)
     if old.config is not None:  # it is not sealed
         what, changes = f"unfinished {what}", differences(old.config, asked.config or {}) + changes
         folder = state / old.unit if old.append else folder  # an append can start over by itself
-        fixed = _fixed(old, asked, records)
-    planned = {file.path: file for file in old.inputs}
-    changes += input_changes(
-        old.inputs, [planned[file.path] if file.path in fixed else file for file in asked.inputs]
-    )
+        new = old.repaired(asked.inputs, records)  # mostly files that were damaged
+    changes += input_changes(new.inputs, asked.inputs, old.left_out)
     if changes:
         if old.config is None or any(record.shards for record in records.values()):
             refuse(f"the {what}", folder, changes)
@@ -106,28 +101,11 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
         )
         shutil.rmtree(state / old.unit)
         return None
-    if not fixed:
-        return old
-    for partition in old.partitions:
-        if any(piece.file.path in fixed for piece in partition.pieces):
-            # To do it again from its beginning: it has no record, but may have files beside it.
-            for path in (state / old.unit).glob(f"{partition.name}.*"):
-                path.unlink()
-    now = {file.path: file for file in asked.inputs}
-    new = replace(old, rows=tuple(replace(row, file=now[row.file.path]) for row in old.rows))
-    write_plan(state / old.unit / PLAN_FILE, new)
+    if new != old:
+        fixed = set(new.rows) - set(old.rows)
+        forget(
+            (one for one in old.partitions if one.number in {row.partition for row in fixed}),
+            state / old.unit,
+        )
+        write_plan(state / old.unit / PLAN_FILE, new)
     return new
-
-
-def _fixed(old: SourcePlan, asked: SourcePlan, records: Mapping[int, PartitionRecord]) -> set[str]:
-    """The changed files without kept results: each is read by one partition, which is not done. Mostly they were
-    damaged and have been fixed."""
-    now = {file.path: file for file in asked.inputs}
-    readers = Counter(piece.file.path for partition in old.partitions for piece in partition.pieces)
-    return {
-        piece.file.path
-        for partition in old.partitions
-        if partition.number not in records
-        for piece in partition.pieces
-        if readers[piece.file.path] == 1 and now.get(piece.file.path, piece.file) != piece.file
-    }

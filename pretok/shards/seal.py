@@ -10,7 +10,6 @@ job is killed after that, the next one removes the state of the sources that are
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -20,11 +19,12 @@ import numpy as np
 
 from pretok.base.errors import MismatchError
 from pretok.base.records import replace
-from pretok.base.storage import atomic_open, read_json_lines
 from pretok.base.tree import root_of
+from pretok.read.rejects import DAMAGED_FILE
+from pretok.read.rejects_file import merge_rejects
+from pretok.read.source_plan import SourcePlan, write_plan
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
-from pretok.shards.inputs import SourcePlan, write_plan
 from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import (
     SPLITS,
@@ -41,7 +41,6 @@ from pretok.shards.manifest import (
 )
 from pretok.shards.partition_record import PartitionRecord, all_software, software
 from pretok.shards.shard_file import SPANS_SUFFIX, Shard
-from pretok.shards.tokenize_task import REJECTS
 from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
@@ -147,6 +146,14 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
     )
 
 
+def found_in(plan: SourcePlan, records: Mapping[int, PartitionRecord]) -> SourceCounts:
+    """What was read and rejected of a plan; a damaged file that was left out counts as a record."""
+    left_out = plan.left_out
+    rejected = {DAMAGED_FILE: len(left_out)} if left_out else {}
+    whole = replace(UNCOUNTED, read=len(left_out), rejected=rejected, left_out=left_out)
+    return add_counts([whole, *(record.found for record in records.values())])
+
+
 def _seal_source(
     shards: Path,
     state: Path,
@@ -157,12 +164,12 @@ def _seal_source(
     """Add up the records of a source or an append, and merge the small files of its partitions. Returns what the
     manifest lists."""
     sealed = plan.sealed({number: record.pieces for number, record in records.items()})
-    counts = add_counts([UNCOUNTED, *(record.found for record in records.values())])
+    counts = found_in(plan, records)
     suffix = f"{plan.append:05d}"
     val_prefix = shards / plan.name / f"{plan.name}-val-{suffix}"
     val, val_files = _merge_validation(val_prefix, state, plan, records, dtype)
     rejects = shards / "rejects" / f"{plan.name}-{suffix}.jsonl"
-    rejected = _merge_rejects(rejects, state, sealed, records)
+    rejected = merge_rejects(rejects, state, sealed)
     entries = [
         *(shard for record in records.values() for shard in record.shards if shard.split == "train"),
         *val,
@@ -204,23 +211,3 @@ def _merge_validation(
             writer.copy(one)
         shard, files = writer.seal(plan.name, "val")
         return [shard], files
-
-
-def _merge_rejects(
-    path: Path, state: Path, sealed: SourcePlan, records: Mapping[int, PartitionRecord]
-) -> int:
-    """All rejects of a source as one file with positions in the inputs; their number. No file if there are none."""
-    if not any(record.found.rejected for record in records.values()):
-        return 0
-    # A worker knows the place of a record in its piece only. How many lines lie before the piece is known
-    # when all pieces are read.
-    places = {place: (row.file.path, before) for place, row, before in sealed.placed()}
-    rejects = 0
-    with atomic_open(path, "w") as out:
-        for partition in sealed.partitions:
-            for line in read_json_lines(state / f"{partition.name}{REJECTS}"):
-                file, before = places[partition.number, line.pop("piece")]
-                place = {"file": file, "position": before + line.pop("record") + 1}
-                out.write(json.dumps({**place, **line}, ensure_ascii=False) + "\n")
-                rejects += 1
-    return rejects

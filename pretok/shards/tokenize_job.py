@@ -30,30 +30,30 @@ from pretok.base.partition_tasks import run_partitions
 from pretok.base.storage import remove_leftovers
 from pretok.base.tasks import Step, open_step
 from pretok.base.tokens import token_dtype
-from pretok.base.units import listed, plural
+from pretok.base.units import listed, plural, unit_words
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe, located
 from pretok.config.changes import list_sources, refuse_changes
 from pretok.kernels.compile import start_note
+from pretok.read.damage import until_whole, without_damaged
 from pretok.read.partition import stamped
 from pretok.read.record_format import RecordFormat
 from pretok.read.rejects import poor_sources
+from pretok.read.rejects_file import ALL_REJECTS, merge_rejects, worst_files
+from pretok.read.source_plan import PLAN_FILE, SourcePlan, write_plan
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.removed import read_removed, removed_path
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
-from pretok.shards.copies_job import settle_copies
-from pretok.shards.inputs import SourcePlan, load_appends
+from pretok.shards.copies_job import hash_documents, settle_copies
+from pretok.shards.inputs import load_appends
 from pretok.shards.manifest import (
     STATE,
-    UNCOUNTED,
     Manifest,
     SourceCounts,
     TokenizerEntry,
-    add_counts,
     has_manifest,
     load_manifest,
-    unit_words,
 )
 from pretok.shards.partition_record import (
     ENGINES,
@@ -63,8 +63,9 @@ from pretok.shards.partition_record import (
     software,
 )
 from pretok.shards.plan import plan_source
-from pretok.shards.seal import DonePlan, drop_finished, seal, sealed_manifest
+from pretok.shards.seal import DonePlan, drop_finished, found_in, seal, sealed_manifest
 from pretok.shards.tokenize_task import (
+    COPIES,
     TokenizeTask,
     encoder_of,
     tokenize_partition,
@@ -181,30 +182,40 @@ class _Job:
 
     def run(self, plans: list[SourcePlan]) -> None:
         """Tokenize and seal the plans of a round that are not sealed yet."""
-        unsealed = [plan for plan in plans if self.is_unsealed(plan)]
-        tasks = self._tasks(unsealed)
-        done = [load_record(task.state(".json")) for task in tasks]
-        todo = [task for task, record in zip(tasks, done, strict=True) if record is None]
-        failures: Failures = []
-        if todo and self.benchmark:
+        unsealed, failed = [plan for plan in plans if self.is_unsealed(plan)], Failures()
+        if self._todo(unsealed) and self.benchmark:
             keep_benchmark(self.shards, self.state, self.benchmark, self.console)
-        if todo and self.recipe.shards.duplicates != "keep":
+        if self._todo(unsealed) and self.recipe.shards.duplicates != "keep":
             with open_step("look for copies", self.engine, self.console) as step:
                 # Before the first shard is written, as the first of two equal texts may be in the last
                 # partition. It gets all tasks: what was decided for those that are done stays.
-                failures = settle_copies(tasks, sealed_manifest(self.shards), step)
+                unsealed, failed = until_whole(
+                    unsealed, lambda plans: hash_documents(self._tasks(plans), step), self._leave_out
+                )
+                settle_copies(self._tasks(unsealed), sealed_manifest(self.shards), step)
         with open_step("tokenize", self.engine, self.console) as step:
             step.progress.note = start_note()
-            failed = {name for name, _ in failures}  # not tried again in this run
-            if todo := [task for task in todo if task.partition.name not in failed]:
-                before = Counter[str]()
-                for record in filter(None, done):
-                    before.update(record.counts)
-                self._encode(tasks, todo, before, step, failures)
-            elif not failures:
+            if not self._todo(unsealed) and not failed:
                 finished = ", ".join(unit_words(plan.unit) for plan in plans)
                 self.console.notice(f"nothing to do: the shards of {finished} are finished")
+            unsealed, failures = until_whole(
+                unsealed, lambda plans: self._encode(plans, step, failed), self._leave_out
+            )
             self._seal(unsealed, failures)
+
+    def _todo(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
+        """The tasks that are not done."""
+        return [task for task in self._tasks(plans) if not task.state(".json").exists()]
+
+    def _leave_out(self, plan: SourcePlan) -> SourcePlan:
+        """The plan without its damaged files, if its source skips them."""
+        source, state = self.recipe.sources[plan.name], self.state / plan.unit
+        if not source.skip_damaged:
+            return plan
+        left = without_damaged(plan, state, source.max_damaged, self.console, (COPIES,))
+        if left != plan:
+            write_plan(state / PLAN_FILE, left)
+        return left
 
     def _tasks(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
         """The tasks of all partitions of the plans. Copies the tokenizer to where workers read it."""
@@ -251,16 +262,16 @@ class _Job:
         read_removed(lists)
         return tuple(path.absolute() for path in lists)
 
-    def _encode(
-        self,
-        tasks: list[TokenizeTask],
-        todo: list[TokenizeTask],
-        before: Counter[str],
-        step: Step,
-        failures: Failures,
-    ) -> None:
-        """Let workers tokenize the partitions `todo`; adds those that fail to `failures`. before: counts of earlier
-        runs."""
+    def _encode(self, plans: list[SourcePlan], step: Step, failed: Failures) -> Failures:
+        """Let workers tokenize the partitions that are not done. failed: those that failed already in this run, which
+        are not tried again. Returns these and those that fail now."""
+        failures, tasks, before = list(failed), self._tasks(plans), Counter[str]()
+        for record in (load_record(task.state(".json")) for task in tasks):
+            before.update(record.counts if record else {})
+        names = {name for name, _ in failed}
+        todo = [task for task in self._todo(plans) if task.partition.name not in names]
+        if not todo:
+            return failures
         vocab = self.vocab
         if self.recipe.vocab.path is not None or vocab.bos_id is not None:
             eod, bos = (
@@ -278,6 +289,7 @@ class _Job:
             pass
         # No task runs any more, so what is unfinished was left by workers that were killed.
         remove_leftovers(self.shards)
+        return failures
 
     def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
         """Seal the plans that are done, and raise an error for partitions that failed, damaged files and sources with
@@ -294,18 +306,28 @@ class _Job:
             if plan.append or any(record.shards for record in records.values()):
                 full.append((plan, records))
             else:
-                empty[plan.name] = add_counts([UNCOUNTED, *(record.found for record in records.values())])
+                merge_rejects(
+                    self.state / plan.unit / ALL_REJECTS,
+                    self.state / plan.unit,
+                    plan.sealed({number: record.pieces for number, record in records.items()}),
+                )
+                empty[plan.name] = found_in(plan, records)
         if full:
             manifest = seal(self.shards, self.state, full, self.config, self.tokenizer)
             _report_encoded_again(manifest, {plan.name for plan, _ in full}, self.console)
         raise_failures(failures, self.console.log)
         sealed = load_manifest(self.shards).sources if has_manifest(self.shards) else {}
-        share, problems = self.recipe.shards.max_reject_share, list[str]()
-        for sources, folder in ((sealed, self.shards / "rejects"), (empty, self.state)):
-            counts = {
-                name: (one.read, one.rejected) for name, one in sources.items() if name in self.recipe.sources
-            }
-            problems += poor_sources(share, counts, f"see {folder}")
+        counts = {
+            name: (one.read, one.rejected)
+            for name, one in (sealed | empty).items()
+            if name in self.recipe.sources
+        }
+
+        def where(name: str) -> str:
+            merged = sorted((self.shards / "rejects").glob(f"{name}-{'[0-9]' * 5}.jsonl"))
+            return worst_files([*merged, self.state / name / ALL_REJECTS])
+
+        problems = poor_sources(self.recipe.shards.max_reject_share, counts, where)
         if problems:
             raise PartitionsFailed("\n".join(problems))
 

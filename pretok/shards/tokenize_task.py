@@ -13,7 +13,6 @@ again with `tokenizers`.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -30,25 +29,23 @@ from msgspec import UNSET
 from pretok.base.console import Counts
 from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Report
-from pretok.base.failures import SHOWN
 from pretok.base.records import replace, to_json
-from pretok.base.storage import atomic_open, write_bytes, write_json
-from pretok.base.units import listed
+from pretok.base.storage import write_json
 from pretok.chat.limits import LIMITS, TemplateLimits
 from pretok.chat.read_documents import read_documents
 from pretok.kernels.compile import load_registries
 from pretok.read.batches import NOT_CANONICAL, TextBatch, buffers, hash_ids
+from pretok.read.damage import read_whole
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage
 from pretok.read.record_format import Conversation, RecordFormat
+from pretok.read.rejects_file import REJECTS, RejectsWriter
 from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.encode import Differs, EncodedSplit, JoinedBatches, ShardSamples, encode_splits, group
-from pretok.shards.inputs import PieceCounts
 from pretok.shards.ledger import ledger_rows, schema_with
-from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts, TokenizerEntry, unit_words
+from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts, TokenizerEntry
 from pretok.shards.partition_record import PartitionRecord, refuse_other_software
 from pretok.shards.shard_file import LEDGER_SUFFIX, Shard
 from pretok.shards.writer import ShardWriter
@@ -58,13 +55,6 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 HASHES, COPIES = f".hashes{LEDGER_SUFFIX}", ".copies.parquet"
 """Files of a partition in the state folder if copies are looked for: the hashes of its documents, and which of them are
 copies."""
-REJECTS = ".rejects.jsonl"
-"""The file of a partition with its rejects, by piece and number in the piece."""
-CHANGED = ".changed"
-"""A file that the partition leaves in the state folder if an input that was cut changed: nothing of its source counts,
-as other partitions may have read the input as it was before (`plan_source`)."""
-OPEN = "make each file readable that cannot be opened, or leave it out"
-REPAIR = "repair each damaged file or replace it by what can be read of it (an empty file will do)"
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size, so that a partition a little over target gives one shard."""
 
@@ -148,7 +138,7 @@ def _tokenize(
     screen = Screen(task.screening, task.state(COPIES))
     sample = ShardSamples(encoder)
     with PartitionWriter(task) as writer:
-        for joined in group(map(screen, read_whole(task)), writer.is_full):
+        for joined in group(map(screen, read_task(task)), writer.is_full):
             encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
             sample.add(joined, encoded, refused)
             report(writer.add(joined, encoded, refused))
@@ -162,31 +152,18 @@ def _tokenize(
     write_json(task.state(".json"), to_json(record))
 
 
-def read_whole(task: TokenizeTask) -> Iterator[TextBatch]:
+def read_task(task: TokenizeTask) -> Iterator[TextBatch]:
     """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
-    to their end: the error names all of them, and the partition is done again from its beginning."""
-    damaged, advice = list[str](), dict[str, None]()
-    for batch in read_documents(task.partition, task.record, task.normalization, task.keep, task.limits):
-        if isinstance(batch, Damage):
-            piece = task.partition.pieces[batch.piece]
-            damaged.append(f"{piece.file.path}: {batch.error}")
-            if batch.changed and piece.is_part:
-                write_bytes(task.state(CHANGED), b"")
-                advice[
-                    f"all of {unit_words(task.state_dir.name)} starts again, as the file was read in parts"
-                ] = None
-            else:
-                remedy = OPEN if piece.file.format == "unreadable" else REPAIR
-                advice["it is read again as it is then" if batch.changed else remedy] = None
-        else:
-            yield batch
-            del batch  # frees it before the next one is read
-    if damaged:
+    to their end, as `read_whole` does."""
+    try:
+        batches = read_documents(task.partition, task.record, task.normalization, task.keep, task.limits)
+        yield from read_whole(task.partition, batches, task.state_dir.name, task.state_dir)
+    except PartitionsFailed:
         # The input may have had other documents when they were hashed, so copies are looked for again. In this
         # order: a kill in between leaves copies without hashes, which do not count (`settle_copies`).
         for suffix in (HASHES, COPIES):
             task.state(suffix).unlink(missing_ok=True)
-        raise PartitionsFailed("; ".join((listed(damaged, SHOWN, "; "), *advice)))
+        raise
 
 
 class PartitionWriter:
@@ -205,12 +182,11 @@ class PartitionWriter:
         self._schema = schema_with([*task.keep, *task.screening.columns])
         self._stack = ExitStack()
         self._writers: dict[str, ShardWriter] = {}
-        rejects = atomic_open(task.state(REJECTS), "w")
-        self._rejects = self._stack.enter_context(rejects)
+        self._rejects = self._stack.enter_context(RejectsWriter(task.state(REJECTS)))
         self._shards: list[Shard] = []
         self._side_files: list[SideFile] = []
-        self._read, self._refused, self._lines = (Counter[int]() for _ in range(3))  # by piece
-        self._rejected, self._mismatches, self._remarks, self._counts = (Counter[str]() for _ in range(4))
+        self._lines = Counter[int]()  # by piece
+        self._mismatches, self._remarks, self._counts = (Counter[str]() for _ in range(3))
         tokens = task.record.tokens
         self._same = tokens is not UNSET and tokens.fingerprint == task.tokenizer.fingerprint
 
@@ -229,17 +205,17 @@ class PartitionWriter:
         self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[tuple[int, str]]
     ) -> Counts:
         """Write encoded batches; the increments for `report`. refused: documents that cannot be encoded, and why."""
-        rejects = [
-            {"piece": batch.piece, **reject}
-            for batch in joined.batches
-            for reject in batch.rejects.to_pylist()
+        later = [
+            {
+                "piece": int(joined.pieces[row]),
+                "record": int(joined.numbers[row]),
+                "reason": "unencodable",
+                "detail": reason,
+            }
+            for row, reason in refused
         ]
-        for row, reason in refused:
-            place = {"piece": int(joined.pieces[row]), "record": int(joined.numbers[row])}
-            rejects.append({**place, "reason": "unencodable", "detail": reason})
-        self._reject(sorted(rejects, key=lambda reject: (reject["piece"], reject["record"])))
+        rejected = self._rejects.add(joined.batches, later)
         for batch in joined.batches:
-            self._read[batch.piece] += batch.records
             self._lines[batch.piece] = batch.end
             self._remarks.update(batch.remarks)
         for split in encoded:
@@ -251,17 +227,10 @@ class PartitionWriter:
             "tokens": sum(len(split.tokens) for split in encoded),
             "bytes": size,
             "refused bytes": refused_size,
-            "rejected": len(rejects),
+            "rejected": rejected,
         }
         self._counts.update(counts)
         return counts
-
-    def _reject(self, rejects: list[dict[str, Any]]) -> None:
-        """List rejected records."""
-        for reject in rejects:
-            self._refused[reject["piece"]] += 1
-            self._rejected[reject["reason"]] += 1
-            self._rejects.write(json.dumps(reject, ensure_ascii=False) + "\n")
 
     def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
         """Add documents to the shard of their split."""
@@ -304,20 +273,17 @@ class PartitionWriter:
         self.seal_shard("train")
         self.seal_shard("val")
         self._stack.close()
-        pieces = tuple(
-            PieceCounts(self._read[n], self._refused[n], self._lines[n]) for n in range(len(self._files))
-        )
         return PartitionRecord(
             found=replace(
                 compared,
-                read=self._read.total(),
-                rejected=self._rejected,
+                read=self._rejects.read,
+                rejected=self._rejects.rejected,
                 mismatches=+self._mismatches,
                 remarks=+self._remarks,
             ),
             shards=tuple(self._shards),
             side_files=tuple(self._side_files),
-            pieces=pieces,
+            pieces=self._rejects.pieces(len(self._files)),
             counts=self._counts,
             contaminated=contaminated,
         )

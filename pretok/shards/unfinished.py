@@ -13,7 +13,8 @@ from pathlib import Path
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.lock import share
 from pretok.base.storage import read_json, write_json
-from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest, unit_words
+from pretok.base.units import unit_words
+from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest
 
 
 def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
@@ -21,12 +22,12 @@ def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
     progress: dict[str, tuple[int, int]] = {}
     if not (folders := sorted((shards / STATE).glob("*/"))):
         return progress
-    from pretok.shards.inputs import read_plan  # these import compiled loops
+    from pretok.read.source_plan import PLAN_FILE, read_plan  # these import compiled loops
     from pretok.shards.partition_record import load_records
 
     manifest = load_manifest(shards, unfinished=False) if has_manifest(shards) else None
     for folder in folders:
-        if (manifest and folder.name in manifest.units) or (plan := read_plan(folder)) is None:
+        if (manifest and folder.name in manifest.units) or (plan := read_plan(folder / PLAN_FILE)) is None:
             continue
         progress[folder.name] = len(load_records(folder, plan)), len(plan.partitions)
     return progress

@@ -109,7 +109,7 @@ def _build_vocab(
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
         if config["size"] == done.size:  # fewer entries than the first run asked for, accepted now
             config["size"] = done.config["size"]
-        refuse_changes("the vocabulary and its report", folder, done.config, config)
+        refuse_changes("the vocabulary and its report", folder, done.config, config, done.left_out)
         console.notice(f"the vocabulary in {folder} is up to date")
         return done
     _refuse_others(recipe.vocab, folder)

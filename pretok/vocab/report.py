@@ -82,7 +82,7 @@ def make_report(
             for i, uses in zip(rarest[:LISTED].tolist(), fewest[:LISTED].tolist(), strict=True)
             if uses < LISTED
         ),
-        failed=counts.failed,
+        left_out=counts.left_out,
         config=config,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pretok.base.failures import Failure
+from pretok.base.failures import LeftOut
 from pretok.base.records import Count, Digest, Record
 
 MIX = "weighted mix"
@@ -66,8 +66,8 @@ class VocabReport(Record, frozen=True):
     """Entries -> uses -> how many learned entries the mix uses fewer times."""
     rarest: tuple[RareEntry, ...]
     """The rarest learned entries of the main vocabulary."""
-    failed: tuple[Failure, ...]
-    """Inputs that could be read only in part."""
+    left_out: tuple[LeftOut, ...]
+    """Damaged files of which nothing was counted."""
     config: dict[str, Any]
     """Everything that decides the vocabulary."""
 

@@ -19,7 +19,7 @@ from pretok.base.lock import hold
 from pretok.base.storage import write_json
 from pretok.cli import run_command
 from pretok.overview.status import FAILED, FINISHED, RUNNING, UNFINISHED, StepStatus, next_of, status_of
-from pretok.shards.inputs import read_plan
+from pretok.read.source_plan import PLAN_FILE, read_plan
 from pretok.shards.ledger import LedgerWriter
 
 Patch = pytest.MonkeyPatch
@@ -69,7 +69,7 @@ def test_shards_are_told_as_far_as_they_are(
     rows = by_name(job.out)
     assert rows.keys() == {"shards of en", "shards of it"}
     for name in inputs:
-        planned, row = read_plan(job.shards_dir / ".state" / name), rows[f"shards of {name}"]
+        planned, row = read_plan(job.shards_dir / ".state" / name / PLAN_FILE), rows[f"shards of {name}"]
         typed = f"pretok tokenize RECIPE.toml | NAME=GLOB ... --out {job.out}"
         assert (row.state, row.planned, row.next) == (UNFINISHED, len(planned.partitions), typed)
     assert sum(row.done or 0 for row in rows.values()) == 2  # five ledgers were sealed, of train and of val

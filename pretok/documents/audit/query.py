@@ -8,7 +8,7 @@ Input: WORK (or its shards folder) and a query. Output: names of columns, and ro
     ledger     the same without joined columns
     shards     path, source, split, tokens, documents, text_bytes
     sources    source, tokens, documents, bytes, read, rejected
-    rejects    source, file, position, reason, detail
+    rejects    source, file, position, reason, detail; before there are shards, those that counting found
 
 Nothing is copied or indexed: DuckDB reads the columns that a query names from the Parquet files.
 """
@@ -22,9 +22,10 @@ from typing import Any
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.sql import duckdb_message, errors, path_list, quoted
+from pretok.read.rejects_file import ALL_REJECTS
 from pretok.shards.annotations import open_annotations, unknown_sources
 from pretok.shards.document_table import make_table, make_views
-from pretok.shards.manifest import Manifest, has_manifest, load_manifest
+from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
 
 BATCH = 10_000
@@ -37,16 +38,24 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
     import duckdb
 
     shards = work if has_manifest(work) else work / "shards"
-    refuse_unfinished(shards)
+    early = [] if has_manifest(shards) else _early_rejects(work)
+    if early:
+        console.notice("there are no finished shards yet: only the view rejects, of what was read until now")
+    else:
+        refuse_unfinished(shards)
     connection = duckdb.connect()
     # DuckDB must not fetch extensions from the network.
     connection.execute("SET autoinstall_known_extensions = false; SET enable_progress_bar = false")
-    manifest = load_manifest(shards)
+    manifest = None if early else load_manifest(shards)
     try:
         with errors():
-            _make_tables(connection, manifest)
-            _make_docs(connection, manifest, console)
-            _make_rejects(connection, manifest)
+            if manifest is None:
+                _make_rejects(connection, early)
+            else:
+                _make_tables(connection, manifest)
+                _make_docs(connection, manifest, console)
+                rejects = [(name, path) for name in manifest.sources for path in manifest.rejects(name)]
+                _make_rejects(connection, rejects)
     except duckdb.Error as error:
         raise IntegrityError(f"{shards}: {duckdb_message(error)}; see pretok verify") from None
     try:
@@ -56,8 +65,10 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
         catalog = isinstance(error, duckdb.CatalogException)
         if catalog and connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
             raise UsageError("pretok query only reads; it takes one SELECT") from None
+        views = "documents, ledger, shards, sources and rejects; DESCRIBE documents"
         raise UsageError(
-            f"{duckdb_message(error)}\nthe views are documents, ledger, shards, sources and rejects; DESCRIBE documents"
+            f"{duckdb_message(error)}\n"
+            + (f"the views are {views}" if manifest else "before there are shards, the only view is rejects")
         ) from None
     return [column[0] for column in connection.description or ()], _rows(connection)
 
@@ -110,13 +121,19 @@ def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
     make_views(connection, manifest, joined)
 
 
-def _make_rejects(connection: Any, manifest: Manifest) -> None:
+def _early_rejects(work: Path) -> list[tuple[str, Path]]:
+    """(source, file) of the rejects of WORK without finished shards: of counts, else of sources without documents."""
+    counted = [(path.stem, path) for path in sorted((work / "counts" / "rejects").glob("*.jsonl"))]
+    begun = sorted((work / "shards" / STATE).glob(f"*/{ALL_REJECTS}"))
+    return counted or [(path.parent.name, path) for path in begun]
+
+
+def _make_rejects(connection: Any, rejects: list[tuple[str, Path]]) -> None:
     parts = [
         f"SELECT {quoted(name)} AS source, * FROM read_json({path_list([path])}, format = 'newline_delimited', "
         "hive_partitioning = false, columns = "
         "{file: 'VARCHAR', position: 'BIGINT', reason: 'VARCHAR', detail: 'VARCHAR'})"
-        for name in manifest.sources
-        for path in manifest.rejects(name)
+        for name, path in rejects
     ]
     nothing = "SELECT '' AS source, '' AS file, 0::BIGINT AS position, '' AS reason, '' AS detail WHERE false"
     connection.execute("CREATE VIEW rejects AS " + " UNION ALL ".join([nothing, *parts]))

@@ -78,7 +78,7 @@ def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
     for name, source in sources.items():
         rejected = {reason: round(number) for reason, number in source.rejected.items()}
         read[name] = round(source.documents.value) + sum(rejected.values()), rejected
-    for complaint in poor_sources(recipe.shards.max_reject_share, read, "estimated from a sample"):
+    for complaint in poor_sources(recipe.shards.max_reject_share, read, lambda _: "estimated from a sample"):
         console.notice(complaint)
     mix = None
     if recipe.mix is not None and recipe.mix.classes:

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from pretok.base.console import Console
 from pretok.base.errors import PartitionsFailed, UsageError
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure, Failures, raise_failures
+from pretok.base.failures import Failures, LeftOut, raise_failures
 from pretok.base.lock import hold
 from pretok.base.partition_tasks import run_partitions
 from pretok.base.reads import map_reads
@@ -33,11 +32,14 @@ from pretok.config import Recipe
 from pretok.config.changes import list_sources, refuse_changes
 from pretok.kernels.compile import start_note
 from pretok.kernels.unicode import FILE as UNICODE_FILE
-from pretok.read.files import stamps_of
+from pretok.read.damage import CHANGED, forget, until_whole, without_damaged
+from pretok.read.files import Stamp, stamps_of
 from pretok.read.partition import plan, shard_bytes, stamped
 from pretok.read.probe import probe_inputs
 from pretok.read.recognise import SourceInputs
-from pretok.read.rejects import poor_sources
+from pretok.read.rejects import DAMAGED_FILE, poor_sources
+from pretok.read.rejects_file import merge_rejects, worst_files
+from pretok.read.source_plan import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.vocab.counts.buckets import BUCKETS, concatenate, read_group, write_groups
 from pretok.vocab.counts.count_task import (
     Counted,
@@ -65,16 +67,6 @@ HELDOUT_TEXT = 4 << 20
 """Bytes of held-out text kept of each source."""
 
 
-def refuse_partial(what: str, failed: Sequence[Failure], stale: str) -> None:
-    """Raises PartitionsFailed if inputs were read only in part. stale: folders to delete once they are fixed."""
-    if failed:
-        names = "\n  ".join(f"{failure.file}: {failure.error}" for failure in failed)
-        raise PartitionsFailed(
-            f"{what}, but these inputs were read only in part:\n  {names}\n"
-            f"fix the files, delete {stale} and run the same command again to count all of them"
-        )
-
-
 class AddedCounts(NamedTuple):
     """Counts of a source that are added up: those of a partition, or of a source of other counts."""
 
@@ -93,10 +85,9 @@ def run_count(
 ) -> CorpusCounts:
     """Count the words of the recipe's sources, or return the counts that are there.
 
-    config: from `count_config`, if the caller has listed the inputs already. An input that is damaged is counted up to
-    the damage and listed under `failed`. Raises MismatchError if the counts that are there are of other inputs or
-    settings, PartitionsFailed if a partition could not be counted or a source gave too little, and FolderInUse while
-    another job counts there.
+    config: from `count_config`, if the caller has listed the inputs already. Raises MismatchError if the counts that
+    are there are of other inputs or settings, PartitionsFailed if a partition could not be counted, as one with a
+    damaged file, or a source gave too little, and FolderInUse while another job counts there.
     """
     folder = recipe.counts_dir
     if config is None:
@@ -106,18 +97,50 @@ def run_count(
         if done:
             return _enough(done, recipe)
         with engine.stop.raising():
-            tasks = {name: _tasks(name, config, recipe, folder / STATE, console) for name in recipe.sources}
-        return _enough(_merge(folder, config, _count(tasks, step), step), recipe)
+            plans = [_plan(name, config, recipe, folder / STATE, console) for name in recipe.sources]
+        stamps = stamps_of([file for plan in plans for file in plan.inputs])
+
+        def leave_out(plan: SourcePlan) -> SourcePlan:
+            source, state = recipe.sources[plan.name], folder / STATE
+            left = plan
+            if source.skip_damaged:
+                left = without_damaged(plan, state, source.max_damaged, console)
+            if left != plan:
+                write_plan(_plan_path(state, plan.name), left)
+            return left
+
+        def work(plans: list[SourcePlan]) -> Failures:
+            tasks = [task for plan in plans for task in _tasks(plan, config, recipe, folder / STATE, stamps)]
+            return _count(tasks, step)
+
+        plans, failures = until_whole(plans, work, leave_out)
+        raise_failures(failures, console.log)
+        parts, records = dict[str, list[AddedCounts]](), dict[str, CountRecord]()
+        for plan in plans:
+            tasks = _tasks(plan, config, recipe, folder / STATE, stamps)
+            counted = list(map_reads(lambda task: load_counted(task.path), tasks))
+            parts[plan.name] = [_part(task.path, one) for task, one in zip(tasks, counted, strict=True)]
+            records[plan.name] = _without(plan.left_out)
+            pieces = (one.pieces for one in counted)
+            sealed = plan.sealed(dict(zip((task.partition.number for task in tasks), pieces, strict=True)))
+            merge_rejects(folder / "rejects" / f"{plan.name}.jsonl", folder / STATE, sealed)
+        return _enough(_merge(folder, config, parts, records, step), recipe)
+
+
+def _without(left_out: Sequence[LeftOut]) -> CountRecord:
+    """A record of damaged files."""
+    rejected = {DAMAGED_FILE: len(left_out)} if left_out else {}
+    return CountRecord(read=len(left_out), rejected=rejected, left_out=tuple(left_out))
 
 
 def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
     """The counts. Raises PartitionsFailed if a source has no document or too many rejects."""
     sources = {name: (record.read, record.rejected) for name, record in counts.records.items()}
     if complaints := poor_sources(
-        recipe.shards.max_reject_share, sources, f"the counts are in {counts.folder}; delete it to count anew"
+        recipe.shards.max_reject_share, sources, lambda name: worst_files([counts.rejects_paths[name]])
     ):
-        failed = (f"{failure.file}: {failure.error}" for failure in counts.failed)
-        raise PartitionsFailed("\n  ".join([*complaints, *failed]))
+        text = f"the counts are in {counts.folder}; delete it to count the inputs anew once they are fixed"
+        raise PartitionsFailed("\n".join([*complaints, text]))
     return counts
 
 
@@ -146,7 +169,8 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
         for part in parts:
             part.check()
         names = sorted({name for part in parts for name in part.sources})
-        return _merge(folder, config, {name: _parts_of(parts, name) for name in names}, step)
+        records = {name: CountRecord() for name in names}
+        return _merge(folder, config, {name: _parts_of(parts, name) for name in names}, records, step)
 
 
 def _parts_of(counts: list[CorpusCounts], name: str) -> list[AddedCounts]:
@@ -177,12 +201,43 @@ def _claim(folder: Path, config: CountConfig) -> Iterator[CorpusCounts | None]:
         old = read_record(CountConfig, read_json(begun), begun) if begun.exists() else None
         # A job that counted nothing, say for a wrong field, binds nothing.
         if done is None and old and (old.added or buckets or any((folder / STATE).glob("*.parquet"))):
-            refuse_changes("the counts", folder, to_json(old), to_json(config))
+            old, left_out = _repaired(folder / STATE, old, config)
+            refuse_changes("the counts", folder, to_json(old), to_json(config), left_out)
         elif done is None:
+            shutil.rmtree(folder / STATE, ignore_errors=True)
             for path in buckets:  # buckets without a state may be of anything
                 path.unlink()
+        if done is None:
             write_json(begun, to_json(config))
         yield done
+
+
+def _repaired(state: Path, old: CountConfig, now: CountConfig) -> tuple[CountConfig, list[LeftOut]]:
+    """(the config of begun counts, with the files that were damaged as they are now; those that were left out). What
+    was read of changed files, and nothing else, is to be read again."""
+    inputs, left_out = dict(old.inputs), list[LeftOut]()
+    for name in inputs.keys() & now.inputs.keys():
+        plan, files = read_plan(_plan_path(state, name)), now.inputs[name].files
+        if plan is None:
+            continue
+        if any((state / f"{one.name}{CHANGED}").exists() for one in plan.partitions):
+            forget(plan.partitions, state)  # it was read in parts, of which some may be of its former text
+            _plan_path(state, name).unlink()
+            inputs[name] = replace(inputs[name], files=files)
+            continue
+        done = {one.number for one in plan.partitions if (state / f"{one.name}.parquet").exists()}
+        new = plan.repaired(files, done)
+        if new != plan:
+            fixed = {row.partition for row in set(new.rows) - set(plan.rows)}
+            forget((one for one in plan.partitions if one.number in fixed), state)
+            write_plan(_plan_path(state, name), new)
+        inputs[name] = replace(inputs[name], files=tuple(new.inputs))
+        left_out += new.left_out
+    return replace(old, inputs=inputs), left_out
+
+
+def _plan_path(state: Path, name: str) -> Path:
+    return state / f"{name}.{PLAN_FILE}"
 
 
 def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
@@ -190,24 +245,15 @@ def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
     if not (folder / FILE_NAME).exists():
         return None
     done = load_counts(folder)
-    refuse_changes("the counts", folder, to_json(done.config), to_json(config))
+    refuse_changes("the counts", folder, to_json(done.config), to_json(config), done.left_out)
     return done
 
 
 def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfig:
-    """Everything that decides the counts: the settings, and every input with its size and identity.
-
-    Raises PartitionsFailed if an input cannot be read, since counts without it would not be those of this config.
-    """
+    """Everything that decides the counts: the settings, and every input with its size and identity."""
     with engine.stop.raising():
         listed = list_sources(recipe, console, appended=False)
     files = {name: tuple(listing.files) for name, [listing] in listed.items()}
-    if missing := [
-        f"{file.path}: {file.identity}" for file in chain(*files.values()) if file.format == "unreadable"
-    ]:
-        raise PartitionsFailed(
-            "\n  ".join(["nothing was counted, as these inputs cannot be read:", *missing])
-        )
     return CountConfig(
         pattern=recipe.vocab.pattern,
         unicode=UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],
@@ -222,39 +268,40 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
     )
 
 
-def _tasks(name: str, config: CountConfig, recipe: Recipe, state: Path, console: Console) -> list[CountTask]:
+def _plan(name: str, config: CountConfig, recipe: Recipe, state: Path, console: Console) -> SourcePlan:
+    """The plan of a source: the one in `state`, or a new one, which is stored there."""
+    if (old := read_plan(_plan_path(state, name))) is not None:
+        return old
+    inputs = config.inputs[name].files
+    probes = probe_inputs(inputs, *recipe.sources[name].probed, console=console)
+    new = SourcePlan(name, {}, tuple(map(PlannedPiece, inputs)))
+    new = new.cut(plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES))
+    write_plan(_plan_path(state, name), new)
+    return new
+
+
+def _tasks(
+    plan: SourcePlan, config: CountConfig, recipe: Recipe, state: Path, stamps: Mapping[str, Stamp]
+) -> list[CountTask]:
     """The tasks that count a source, one per partition."""
-    source, inputs = recipe.sources[name], config.inputs[name].files
-    stamps = stamps_of(inputs)
-    probes = probe_inputs(inputs, *source.probed, console=console)
-    partitions = plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
-    settings = replace(config, inputs={})
+    record, settings = recipe.sources[plan.name].record_format(), replace(config, inputs={})
     return [
         CountTask(
-            stamped(partition, stamps),
-            state.absolute(),
-            source.record_format(),
-            settings,
-            HELDOUT_TEXT // len(partitions),
+            stamped(partition, stamps), state.absolute(), record, settings, HELDOUT_TEXT // max(1, plan.end)
         )
-        for partition in partitions
+        for partition in plan.partitions
     ]
 
 
-def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, list[AddedCounts]]:
-    """Run the count tasks that are not done; the parts of each source."""
-    every = [task for parts in tasks.values() for task in parts]
-    counted = [task for task in every if task.path.exists()]
-    done, before = dict[Path, Counted](), Counter[str]()
-    for task, one in zip(counted, map_reads(lambda task: load_counted(task.path), counted), strict=True):
-        done[task.path] = one
+def _count(every: list[CountTask], step: Step) -> Failures:
+    """Run the count tasks that are not done. Returns the partitions that failed."""
+    done, before, failures = [task for task in every if task.path.exists()], Counter[str](), Failures()
+    for one in map_reads(lambda task: load_counted(task.path), done):
         before.update(one.record.counts())
-    left = [task for task in every if task.path not in done]
-    failures: Failures = []
-    for task, one in run_partitions(count_partition, every, left, "to count", before, step, failures):
-        done[task.path] = one
-    raise_failures(failures, step.console.log)
-    return {name: [_part(task.path, done[task.path]) for task in parts] for name, parts in tasks.items()}
+    left = [task for task in every if task not in done]
+    for _ in run_partitions(count_partition, every, left, "to count", before, step, failures):
+        pass
+    return failures
 
 
 def _part(path: Path, counted: Counted) -> AddedCounts:
@@ -266,9 +313,14 @@ def _part(path: Path, counted: Counted) -> AddedCounts:
 
 
 def _merge(
-    folder: Path, config: CountConfig, sources: dict[str, list[AddedCounts]], step: Step
+    folder: Path,
+    config: CountConfig,
+    sources: dict[str, list[AddedCounts]],
+    records: dict[str, CountRecord],
+    step: Step,
 ) -> CorpusCounts:
-    """Add up the parts of each source, bucket by bucket, write counts.json and delete the state."""
+    """Add up the parts of each source, bucket by bucket, write counts.json and delete the state. records: of each
+    source, what counts besides its parts."""
     reductions = [
         ReduceTask(
             folder / f"bucket-{k:02d}.parquet",
@@ -282,7 +334,6 @@ def _merge(
         reduce_buckets, groups, "bucket group", lambda group: group[0].path.name, folder=folder
     ):
         pass
-    records = {name: CountRecord() for name in sources}
     for name, parts in sources.items():
         for part in parts:
             records[name].add(part.record)

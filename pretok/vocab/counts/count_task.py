@@ -10,7 +10,6 @@ into the hold-out. Memory: one table of TABLE_BYTES; whenever it is full, it is 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,7 +22,6 @@ from msgspec import Struct
 
 from pretok.base.console import Counts
 from pretok.base.execute import Report
-from pretok.base.failures import Failure
 from pretok.base.records import Count, read_record, to_json
 from pretok.base.storage import atomic_open
 from pretok.chat.read_documents import read_documents
@@ -31,9 +29,11 @@ from pretok.chat.spans import content_ends
 from pretok.kernels.compile import load_registries
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import TextBatch, buffers
+from pretok.read.damage import read_whole
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage
 from pretok.read.record_format import RecordFormat
+from pretok.read.rejects_file import REJECTS, RejectsWriter
+from pretok.read.source_plan import PieceCounts
 from pretok.vocab.counts.buckets import (
     Words,
     read_group,
@@ -89,6 +89,8 @@ class Counted(Struct, forbid_unknown_fields=True):
 
     record: CountRecord
     runs: Count = 0
+    pieces: tuple[PieceCounts, ...] = ()
+    """The records of each piece of the partition."""
 
 
 def load_counted(path: Path) -> Counted:
@@ -97,7 +99,8 @@ def load_counted(path: Path) -> Counted:
 
 
 def count_partition(task: CountTask, report: Report) -> Counted:
-    """Count a partition unless its file exists; `report` gets the increments of documents and bytes."""
+    """Count a partition unless its file exists; `report` gets the increments of documents and bytes. Raises
+    PartitionsFailed for a damaged input."""
     if task.path.exists():
         return load_counted(task.path)
     counter = _Counter(task)
@@ -127,10 +130,16 @@ class _Counter:
     def groups(self, report: Report) -> Iterator[Words]:
         """Read the partition; the row groups of its file."""
         task = self._task
-        for batch in read_documents(task.partition, task.record, task.config.normalize):
-            report(self._add(batch))
-            if self._table.nbytes >= TABLE_BYTES:
-                yield from self._run()
+        batches = read_documents(task.partition, task.record, task.config.normalize)
+        with RejectsWriter(task.folder / f"{task.partition.name}{REJECTS}") as rejects:
+            for batch in read_whole(task.partition, batches, task.partition.source, task.folder):
+                rejects.add([batch])
+                report(self._add(batch))
+                if self._table.nbytes >= TABLE_BYTES:
+                    yield from self._run()
+        self.counted.record.read = rejects.read
+        self.counted.record.note_rejects(rejects.rejected)
+        self.counted.pieces = rejects.pieces(len(task.partition.pieces))
         yield from self._run()
         yield whole_texts(pa.chunked_array(self._texts, pa.large_string()))
 
@@ -140,15 +149,9 @@ class _Counter:
         self._table.clear()
         self.counted.runs += 1
 
-    def _add(self, batch: TextBatch | Damage) -> Counts:
+    def _add(self, batch: TextBatch) -> Counts:
         """Count a batch; returns the increments for progress."""
         record, config = self.counted.record, self._task.config
-        if isinstance(batch, Damage):
-            file = self._task.partition.pieces[batch.piece].file.path
-            record.errors += (Failure(self._task.partition.name, file, batch.error),)
-            return {}
-        record.read += batch.records
-        record.note_rejects(Counter(batch.rejects["reason"].to_pylist()))
         refused = {"rejected": len(batch.rejects), "refused bytes": batch.refused}
         texts, spans = batch.texts, batch.spans
         if (sample := Fraction(config.sample)) < 1:

@@ -3,7 +3,7 @@
 Input: FOLDER/counts.json, or what `vocab.counts.count_job` counted. Output: `CorpusCounts`, or the file.
 
     format, version
-    sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, errors}}
+    sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, left_out}}
     files    {PATH: checksum}   the files of words, in the order of the buckets, and the file of held-out texts
     config   {pattern, unicode, normalize, sample, holdout, seed}   the settings, and
              {inputs}           the files that were read, or
@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from pretok.base.console import Counts
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.failures import Failure
+from pretok.base.failures import LeftOut
 from pretok.base.records import (
     Checksum,
     Count,
@@ -41,7 +41,7 @@ from pretok.read.recognise import SourceInputs
 from pretok.vocab.counts.buckets import read_group
 
 FORMAT = "pretok-counts"
-VERSION = 4
+VERSION = 5
 FILE_NAME = "counts.json"
 LISTED = 20
 """Most folders that a message lists."""
@@ -62,8 +62,8 @@ class CountRecord(Struct, forbid_unknown_fields=True):
     """Documents outside the sample."""
     rejected: dict[str, Count] = {}
     """By reason."""
-    errors: tuple[Failure, ...] = ()
-    """Inputs that could be read only in part."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Damaged files of which nothing was counted."""
 
     def counts(self) -> Counts:
         """The counts that were added to the progress when this partition was counted."""
@@ -78,7 +78,7 @@ class CountRecord(Struct, forbid_unknown_fields=True):
         for name in ("read", "documents", "bytes", "heldout_documents", "heldout_bytes", "unsampled"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.note_rejects(other.rejected)
-        self.errors += other.errors
+        self.left_out += other.left_out
 
     def note_rejects(self, reasons: Mapping[str, int]) -> None:
         """Add rejects by reason."""
@@ -139,9 +139,14 @@ class CorpusCounts:
         return {name: record.bytes for name, record in self.records.items()}
 
     @property
-    def failed(self) -> tuple[Failure, ...]:
-        """Inputs that could be read only in part."""
-        return tuple(error for record in self.records.values() for error in record.errors)
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Damaged files of which nothing was counted."""
+        return tuple(one for record in self.records.values() for one in record.left_out)
+
+    @property
+    def rejects_paths(self) -> dict[str, Path]:
+        """Source -> the file of its rejected records, which exists if there are any and the counts are no sum."""
+        return {name: self.folder / "rejects" / f"{name}.jsonl" for name in self.records}
 
     @property
     def leaves(self) -> tuple[str, ...]:

@@ -17,12 +17,20 @@ from support import another_job
 from texts import pack
 
 from pretok.base.console import NO_CONSOLE
-from pretok.base.errors import FolderInUse, IntegrityError, MismatchError, Stopped, UsageError
+from pretok.base.errors import (
+    FolderInUse,
+    IntegrityError,
+    MismatchError,
+    PartitionsFailed,
+    Stopped,
+    UsageError,
+)
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.config import make_recipe
 from pretok.kernels.hashing import hash_documents, select
 from pretok.kernels.pretokenize import PATTERNS
+from pretok.read import readers
 from pretok.vocab.counts import count_task as task
 from pretok.vocab.counts.buckets import read_group, split_buckets
 from pretok.vocab.counts.count_job import add_counts, run_count
@@ -193,16 +201,28 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
         add_counts([a, other], folder / "twice", here, NO_CONSOLE)
 
 
-def test_damage_is_named(folder: Path, here: Engine) -> None:
-    """An input is counted up to the damage."""
+def test_a_damaged_file_is_read_again_alone(
+    folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repaired, it gives the counts of a file that was never damaged; what was counted is not read again."""
     lines = b"".join(json.dumps({"text": f"parola{k} {k * 7919}"}).encode() + b"\n" for k in range(20000))
-    data = zstandard.ZstdCompressor().compress(lines)
-    (folder / "in" / "damaged.jsonl.zst").write_bytes(data[: len(data) // 2])
+    data, path = zstandard.ZstdCompressor().compress(lines), folder / "in" / "damaged.jsonl.zst"
+    path.write_bytes(data)
+    whole = counts_of(folder, here, "whole", it="damaged*", en="en*")
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(PartitionsFailed, match=r"it-00000: .*damaged.jsonl.zst: the zstd stream ends in"):
+        counts_of(folder, here, "x", it="damaged*", en="en*")
+    assert not (folder / "x" / "counts" / "counts.json").exists()
+    path.write_bytes(data)
+    read, real = [], readers.read_piece
+    monkeypatch.setattr(readers, "read_piece", lambda piece, *more: read.append(piece) or real(piece, *more))
     counts = counts_of(folder, here, "x", it="damaged*", en="en*")
-    [failure] = counts.failed
-    assert failure.file.endswith("damaged.jsonl.zst")
-    record = counts.records["en"]
-    assert record.documents + record.heldout_documents == len(documents(folder, "en"))
+    assert [piece.file.path for piece in read] == [str(path)]
+    assert contents(counts.folder) == contents(whole.folder)
+
+
+def test_damaged_counts_are_named(folder: Path, here: Engine) -> None:
+    counts = counts_of(folder, here, "x", it="it*", en="en*")
     for path in (counts.heldout_path, counts.buckets[3]):
         whole = path.read_bytes()
         path.write_bytes(whole[:-40])

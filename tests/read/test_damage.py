@@ -1,0 +1,248 @@
+"""A damaged file among good ones: named, read again alone once it is repaired, or left out whole.
+
+The right values come from the good files alone: a folder in which the damaged file never was, and json.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from recording import RecordingConsole
+from tokenizing import contents
+
+import pretok
+from pretok.base.errors import PartitionsFailed
+from pretok.base.execute import Engine
+from pretok.cli import run_command
+from pretok.config import Recipe, make_recipe
+from pretok.overview.status import next_of, status_of
+from pretok.read import readers
+from pretok.shards.inputs import load_inputs
+from pretok.shards.manifest import load_manifest
+from pretok.shards.tokenize_job import run_tokenize
+from pretok.vocab.counts.count_job import run_count
+
+Run = Callable[[Recipe, Engine, RecordingConsole], object]
+
+
+def texts(name: str, number: int = 40) -> list[str]:
+    return [f"documento {k} di {name}, con qualche parola" for k in range(number)]
+
+
+def packed(name: str) -> bytes:
+    return gzip.compress(
+        b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts(name)), mtime=0
+    )
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Five good files, in several partitions, the third of which is a Parquet file."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "abde":
+        (folder / f"{name}.json.gz").write_bytes(packed(name))
+    pq.write_table(pa.table({"text": texts("c")}), folder / "c.parquet")
+    return folder
+
+
+def damage(data: Path, *names: str) -> None:
+    for name in names:
+        path = data / f"{name}.json.gz"
+        path.write_bytes(packed(name)[:-60])
+
+
+def recipe(data: Path, vocab: Path, out: str, append: str = "", **source: object) -> Recipe:
+    appended = [{"inputs": [str(data / append)]}] if append else []
+    return make_recipe(
+        {
+            "out": data.parent / out,
+            "sources": {"it": {"inputs": [f"{data}/*"], "append": appended, **source}},
+            "vocab": {"path": vocab, "holdout": "0.2"},
+            "shards": {"size": 400, "duplicates": "drop", "val_fraction": "0.2"},
+        },
+        "test",
+    )
+
+
+def count(made: Recipe, engine: Engine, console: RecordingConsole) -> None:
+    run_count(made, engine, console)
+
+
+both = pytest.mark.parametrize("run", [count, run_tokenize])
+
+
+def results(made: Recipe) -> dict[str, bytes]:
+    return {name: data for name, data in contents(made.out).items() if not name.startswith("logs")}
+
+
+def reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    read, real = [], readers.read_piece
+    monkeypatch.setattr(
+        readers,
+        "read_piece",
+        lambda piece, *more: read.append(Path(piece.file.path).name) or real(piece, *more),
+    )
+    return read
+
+
+@both
+def test_a_damaged_file_is_named_and_left_out_only_if_asked(
+    run: Run, data: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(data, "b")
+    console = RecordingConsole()
+    with pytest.raises(PartitionsFailed, match=r"b\.json\.gz: the gzip stream ends in the middle of a frame"):
+        run(recipe(data, vocab_dir, "work"), here, console)
+    rows = status_of(data.parent / "work")
+    assert "read in part: b.json.gz" in "; ".join(row.detail for row in rows)
+    read = reading(monkeypatch)
+    made = recipe(data, vocab_dir, "work", skip_damaged=True)
+    run(made, here, console)
+    assert any("left out, damaged" in text and "b.json.gz" in text for text in console.notices)
+    assert not {"c.parquet", "d.json.gz", "e.json.gz"} & {*read} or run is count  # only its own partition
+    # The same bytes by the option from the first try on, in another folder.
+    other = recipe(data, vocab_dir, "other", skip_damaged=True)
+    run(other, here, RecordingConsole())
+    assert results(made) == results(other)
+    run(made, here, console)  # nothing is left to do
+    assert results(made) == results(other)
+
+
+def test_what_was_left_out_stands_everywhere(data: Path, vocab_dir: Path, here: Engine) -> None:
+    damage(data, "b")
+    made = recipe(data, vocab_dir, "work", skip_damaged=True)
+    run_count(made, here, RecordingConsole())
+    run_tokenize(made, here, RecordingConsole())
+    work, manifest = pretok.open(made.out), load_manifest(made.shards_dir)
+    size = (data / "b.json.gz").stat().st_size
+    [left] = manifest.sources["it"].left_out
+    reason = "the gzip stream ends in the middle of a frame: the file is truncated"
+    assert (left.file, left.bytes, left.reason) == (str(data / "b.json.gz"), size, reason)
+    assert manifest.sources["it"].rejected["damaged_file"] == 1
+    rejects = work.rejects().read_all().to_pylist()
+    assert [(row["file"], row["position"], row["reason"], row["detail"]) for row in rejects] == [
+        (left.file, 0, "damaged_file", reason)
+    ]
+    assert sorted(work.texts().read_all()["text"].to_pylist()) == sorted(
+        text for name in "acde" for text in texts(name)
+    )
+    assert (left.file, size, 1, 1) in load_inputs(manifest, "it").files()
+    rows = status_of(made.out)
+    assert [
+        "left out, damaged: b.json.gz" in row.detail for row in rows if row.what in ("words", "shards of it")
+    ] == [
+        True,
+        True,
+    ]
+
+
+def test_a_repaired_file_is_appended(data: Path, vocab_dir: Path, here: Engine) -> None:
+    damage(data, "b")
+    made = recipe(data, vocab_dir, "work", skip_damaged=True)
+    run_count(made, here, RecordingConsole())
+    run_tokenize(made, here, RecordingConsole())
+    before = load_manifest(made.shards_dir)
+    (data / "b.json.gz").write_bytes(packed("b"))
+    for again in (made, recipe(data, vocab_dir, "work", "b.json.gz", skip_damaged=True)):
+        run_count(again, here, RecordingConsole())
+        run_tokenize(again, here, RecordingConsole())
+    manifest = load_manifest(made.shards_dir)
+    assert manifest.sources["it"].documents == before.sources["it"].documents + len(texts("b"))
+    assert manifest.was(before.fingerprint) is not None
+
+
+@both
+@pytest.mark.parametrize(("most", "damaged"), [(None, "bd"), (1, "bd"), (0, "b"), (9, "abde")])
+def test_no_more_files_than_allowed_are_left_out(
+    run: Run, most: int | None, damaged: str, data: Path, vocab_dir: Path, here: Engine
+) -> None:
+    """Nor all of them."""
+    (data / "c.parquet").unlink()
+    damage(data, *damaged)
+    console = RecordingConsole()
+    with pytest.raises(PartitionsFailed, match=rf"{damaged[0]}\.json\.gz: the gzip stream ends"):
+        run(recipe(data, vocab_dir, "work", skip_damaged=True, max_damaged=most), here, console)
+    assert any("max_damaged allows" in text for text in console.notices)
+
+
+@both
+def test_excluded_files_are_not_read(run: Run, data: Path, vocab_dir: Path, here: Engine) -> None:
+    damage(data, "b")
+    (data / "c.parquet").write_bytes(b"PAR1 no")
+    excluded = ["**/b.*", str(data / "c*")]
+    made = recipe(data, vocab_dir, "work", exclude=excluded)
+    run(made, here, RecordingConsole())
+    (data / "b.json.gz").unlink()
+    (data / "c.parquet").unlink()
+    other = recipe(data, vocab_dir, "other")
+    run(other, here, RecordingConsole())
+    assert results(made) == results(other)
+
+
+def test_the_status_proposes_the_command_that_goes_on(
+    data: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(data, "b")
+    out = str(data.parent / "work")
+    command = ["build-vocab", f"it={data}/*", "--out", out, "--vocab-size", "340", "--workers", "0"]
+    assert run_command(command) == 3
+    rows = status_of(Path(out))
+    assert ("unfinished", "read in part: b.json.gz") in [(row.state, row.detail[:24]) for row in rows]
+    assert next_of(rows) == f"pretok {shlex.join(command)}"
+    (data / "b.json.gz").write_bytes(packed("b"))
+    assert run_command(command) == 0
+
+
+@pytest.mark.parametrize("command", ["count", "build-vocab", "tokenize"])
+def test_rejects_are_named_where_most_of_them_are(
+    command: str, data: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a command that counts as by one that tokenizes; and can be asked for, also without shards."""
+    bad = {"f": 3, "g": 9, "h": 7, "i": 5}
+    for name, number in bad.items():
+        lines = ['{"text": "uno"}', *["{"] * number, '{"text": null}']
+        (data / f"{name}.jsonl").write_text("\n".join(lines))
+    out = data.parent / "work"
+    options = ["--vocab", str(vocab_dir)] if command == "tokenize" else []
+    assert run_command([command, f"it={data}/*", "--out", str(out), *options, "--workers", "0"]) == 3
+    said = capsys.readouterr().err
+    places = [
+        said.index(f"{data / name}.jsonl: {bad[name] + 1}, the first at line 2 (malformed_json: ")
+        for name in "ghi"
+    ]
+    assert places == sorted(places)
+    assert f"{data / 'f'}.jsonl" not in said
+    path = out / ("shards/rejects/it-00000.jsonl" if options else "counts/rejects/it.jsonl")
+    assert f"all are in {path}" in said
+    query = "select file, position, reason from rejects order by all"
+    assert run_command(["query", str(out), query, "--format", "csv"]) == 0
+    expected = sorted(
+        (str(data / f"{name}.jsonl"), line, "null_text" if line == number + 2 else "malformed_json")
+        for name, number in bad.items()
+        for line in range(2, number + 3)
+    )
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"{file},{line},{reason}" for file, line, reason in expected
+    ]
+
+
+def test_a_glob_over_folders_says_what_to_write(
+    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("2024", "2025"):
+        (tmp_path / "in" / name / "b").mkdir(parents=True)
+        (tmp_path / "in" / name / "b" / "x.jsonl.gz").write_bytes(packed(name))
+    command = ["tokenize", "--vocab", str(vocab_dir), "--out", str(tmp_path / "work"), "--workers", "0"]
+    assert run_command([*command, f"it={tmp_path}/in/*"]) == 2
+    said = capsys.readouterr().err
+    pattern = f"{tmp_path}/in/**/*.jsonl.gz"
+    assert f"{tmp_path}/in/* matches folders alone; name {tmp_path}/in itself, or {pattern!r}" in said
+    assert run_command([*command, f"it={pattern}"]) == 0

@@ -5,18 +5,20 @@ arrow.py        Arrow files and streams
 tables.py       what both have in common
 jsonl.py        JSON Lines
 json_parser.py  lines -> texts and kept columns, in Numba
+wet.py          WET
 text.py         plain text
 """
 
 from __future__ import annotations
 
 from pretok.read.format import Format
-from pretok.read.formats import arrow, jsonl, parquet, text
+from pretok.read.formats import arrow, jsonl, parquet, text, wet
 
 FORMATS: dict[str, Format] = {
     "parquet": parquet,
     "arrow": arrow,
+    "wet": wet,
     "jsonl": jsonl,
     "text": text,
 }
-"""In the order in which a file is asked whether it has the format; any file may be text."""
+"""In the order in which a file is asked whether it has the format."""

@@ -210,21 +210,32 @@ def read_table(
 
     The texts of conversations, or of a template's fields, are their JSON.
     """
+    names = [*fields_read(record), *(column.field for column in keep)]
     how = record.conversation
-    conversation, fields = isinstance(how, Conversation), [record.field]
-    if template := isinstance(how, Conversation) and how.fields:
-        fields = list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
-    names = [*fields, *(column.field for column in keep)]
+    lists = isinstance(how, Conversation) and not how.fields
 
     def choose(schema: pa.Schema) -> ColumnPlaces:
-        return ColumnPlaces(schema, names, conversation and not template)
+        return ColumnPlaces(schema, names, lists)
 
     for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, piece.place, batch_bytes):
-        text, others = columns[0], columns[len(fields) :]
-        if template:
-            given = [pa.nulls(len(text)) if column is None else column for column in columns[1 : len(fields)]]
-            text = _json(pa.table([text, *given], fields).to_pylist())
-        yield column_records(text, others, keep, record.max_document)
+        yield documents_of(columns, record, keep)
+
+
+def fields_read(record: RecordFormat) -> list[str]:
+    """The fields that make a document: of the text, or all of a template."""
+    how = record.conversation
+    if isinstance(how, Conversation) and how.fields:
+        return list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
+    return [record.field]
+
+
+def documents_of(columns: Columns, record: RecordFormat, keep: Keep) -> Records:
+    """The records of the columns of `fields_read`, then those of `keep`. Several fields become one text, their JSON."""
+    fields, text = fields_read(record), columns[0]
+    if isinstance(record.conversation, Conversation) and record.conversation.fields:
+        given = [pa.nulls(len(text)) if column is None else column for column in columns[1 : len(fields)]]
+        text = _json(pa.table([text, *given], fields).to_pylist())
+    return column_records(text, columns[len(fields) :], keep, record.max_document)
 
 
 def _all_rows(
@@ -261,8 +272,11 @@ def _all_rows(
     if isinstance(damage, CorruptInputError):
         raise damage
     if damage:
-        message = " ".join(str(damage).split())  # messages of libraries have line breaks
-        raise CorruptInputError(f"damaged {kind}: {message or type(damage).__name__}") from damage
+        message = (
+            " ".join(str(damage).split()) or type(damage).__name__
+        )  # those of libraries have line breaks
+        what = "encrypted" if "decrypt" in message else "damaged"
+        raise CorruptInputError(f"{what} {kind}: {message}") from damage
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

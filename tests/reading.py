@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,3 +58,27 @@ def read(
 def lines_of(texts: Sequence[str]) -> bytes:
     """JSON Lines of these texts."""
     return b"".join(json.dumps({"text": text, "id": n}).encode() + b"\n" for n, text in enumerate(texts))
+
+
+def warc_record(kind: str, payload: bytes, **headers: str) -> bytes:
+    """A record of WARC. headers: with underscores for hyphens."""
+    lines = {"WARC-Type": kind, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    lines = {**lines, "Content-Type": "text/plain", "Content-Length": f"{len(payload)}"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return b"WARC/1.0\r\n" + head.encode() + b"\r\n" + payload + b"\r\n\r\n"
+
+
+def wet(texts: Sequence[str], pack: Callable[[bytes], bytes] = bytes) -> bytes:
+    """A file as Common Crawl writes it, each record of which `pack` compresses by itself."""
+    about = warc_record("warcinfo", b"Software-Info: x\r\nrobots: classic\r\n", WARC_Filename="a.warc.wet.gz")
+    records = [
+        warc_record(
+            "conversion",
+            text.encode(),
+            WARC_Target_URI=f"http://example.org/{n}",
+            WARC_Date=f"2026-01-01T00:00:{n % 60:02}Z",
+            WARC_Record_ID=f"<urn:uuid:{n}>",
+        )
+        for n, text in enumerate(texts)
+    ]
+    return b"".join(map(pack, (about, *records)))

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from chatting import write_tokenizer
+from reading import warc_record, wet
 from support import ROOT
 
 import pretok
@@ -41,7 +42,7 @@ Rejects = dict[int, str]
 BESIDE = "altrove"
 
 
-LINES, PARQUET, TEXT, SAVED, OTHER = "JSON Lines", "Parquet", "text", "`datasets`", ""
+LINES, PARQUET, WET, TEXT, SAVED, OTHER = "JSON Lines", "Parquet", "WET", "text", "`datasets`", ""
 CHATS, FIELDS = "conversations", "`template`"
 NAMES = {PARQUET: "a.parquet", TEXT: "a.txt", SAVED: "a", OTHER: "a"}
 """Format -> name of the file; a.jsonl for the others."""
@@ -172,7 +173,8 @@ def of_compression(kind: str) -> Iterator[Row]:
 DICTIONARY = zstandard.train_dictionary(512, [text.encode() for text in NUMBERED] * 9)
 OF_ZSTD = [
     Row("compressed", "compressed with a dictionary (`.zst`)", zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(numbered(0, 9)), says="damaged zstd data: zstd decompressor error: Dictionary mismatch", code=3, name="a.jsonl.zst"),
-    Row("compressed", "xz or bzip2", b"\xfd7zXZ\0\0", says="in/a.xz is compressed by xz; compress it by zstd or gzip", code=2, name="a.xz"),
+    Row("compressed", "twice", gzip.compress(gzip.compress(numbered(0, 9))), says="in/a.jsonl.gz is compressed twice, by gzip and then by gzip; decompress it once", code=2, name="a.jsonl.gz"),
+    Row("compressed", "xz, bzip2, lz4 or brotli", b"\xfd7zXZ\0\0", says="in/a.xz is compressed by xz; compress it by zstd or gzip", code=2, name="a.xz"),
 ]  # fmt: skip
 
 # Parquet ---------------------------------------------------------------------------------------------------------------
@@ -226,6 +228,19 @@ OF_PARQUET = [
     parquet("a file with another ending", UNO, TWO, says="read as parquet, which is not what its name says: in/a.jsonl", note="read", name="a.jsonl"),
 ]  # fmt: skip
 
+# WET -------------------------------------------------------------------------------------------------------------------
+
+CRAWLED = wet(["uno", "tre"])
+KEEP_HEADERS = 'keep = ["WARC-Target-URI", "WARC-Date", "uuid=WARC-Record-ID"]'
+of_wet = partial(Row, WET, name="a.warc.wet.gz", settings=KEEP_HEADERS)
+OF_WET = [
+    of_wet("a text that is not UTF-8", gzip.compress(CRAWLED.replace(b"tre", b"tr\xe8"), mtime=0), ["uno"], {2: "invalid_utf8"}),
+    of_wet("an empty text", wet(["uno", "", "tre"], gzip.compress), TWO, {2: "empty_text"}),
+    of_wet("a record with a wrong length", CRAWLED.replace(b"tre", b"trenta"), says="damaged WET: record 3 is longer or shorter than its Content-Length", code=3, name="a.wet"),
+    of_wet("a truncated frame", wet(TWO, gzip.compress)[:-20], says="the gzip stream ends in the middle of a frame", code=3),
+    of_wet("a record of another type than `conversion`", CRAWLED + warc_record("metadata", b"due"), TWO, note="not a document", name="a.wet"),
+]  # fmt: skip
+
 # Plain text ------------------------------------------------------------------------------------------------------------
 
 text = partial(Row, TEXT)
@@ -234,7 +249,7 @@ OF_TEXT = [
     text("a BOM at the beginning, and a separator", b"\xef\xbb\xbfuno|tre", TWO, note="removed", settings=PIPE, alone=True),
     text("not UTF-8", "perché".encode("latin-1"), [], {1: "invalid_utf8"}, "byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv"),
     text("nothing between two separators", b"uno||tre|", TWO, {2: "empty_text"}, settings=PIPE, alone=True),
-    text("a NUL", b"u\0no", says="in/a.txt is binary: neither JSON Lines, Parquet nor text; leave it out, or declare format", code=2),
+    text("a NUL", b"u\0no", ["u\0no"], note="kept"),
     text('a line of text, with `format = "jsonl"`', b'uno\n{"text": "due"}\n', ["due"], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", settings='format = "jsonl"', alone=True),
     text("`keep` of a field", b"uno", says="plain text has no fields to keep, and in/a.txt is plain text", code=2, settings='keep = ["id"]'),
 ]  # fmt: skip
@@ -296,6 +311,11 @@ def folder_of(path: Path) -> None:
 
 OF_OTHERS = [
     Row(OTHER, "CSV, TSV", b"a,b\n", says="in/a.csv is CSV; convert it to Parquet or JSON Lines", code=2, name="a.csv"),
+    Row(OTHER, "a file of an unknown ending, unless `format = \"text\"`", b"uno", says="in/a is of no known format: neither JSON Lines, Parquet, Arrow nor WET; if it is plain text, name it .txt or declare format", code=2),
+    Row(OTHER, "WARC with other records than text, HTML, XML", b"<!doctype html><p>uno", says="in/a.html is an HTML page; extract the text first", code=2, name="a.html"),
+    Row(OTHER, "a Git LFS pointer", b"version https://git-lfs.github.com/spec/v1\n", says="in/a.jsonl is a Git LFS pointer in place of the file; run git lfs pull", code=2, name="a.jsonl"),
+    Row(OTHER, "an archive: tar, zip, 7z", b"PK\3\4", says="in/a.zip is a zip archive; unpack it", code=2, name="a.zip"),
+    Row(OTHER, "UTF-16 or UTF-32", "uno".encode("utf-32"), says="in/a.txt is UTF-32; convert it: iconv -f UTF-32 -t UTF-8", code=2, name="a.txt"),
     Row(OTHER, "other binary files", bytes(range(256)), says="in/a is binary: neither JSON Lines, Parquet nor text", code=2),
     Row(OTHER, "a folder without text", lambda path: path.mkdir(), says="no input matches 'in/a'", code=2),
     Row(OTHER, "a named pipe", lambda path: os.mkfifo(path), says="in/a is a pipe or device, not an input file", code=2),
@@ -360,7 +380,7 @@ OF_FIELDS = [
 
 ROWS = [
     *BAD_LINES, *LIMITED, *GOOD_LINES, *FILES_OF_LINES, *of_compression("gz"), *of_compression("zst"), *OF_ZSTD,
-    *OF_PARQUET, *OF_TEXT, *OF_DATASETS, *OF_CHATS, *OF_FIELDS, *OF_OTHERS,
+    *OF_PARQUET, *OF_WET, *OF_TEXT, *OF_DATASETS, *OF_CHATS, *OF_FIELDS, *OF_OTHERS,
 ]  # fmt: skip
 
 

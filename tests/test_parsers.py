@@ -28,6 +28,7 @@ from chatting import write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixing import write_segment
+from reading import wet
 from support import needs
 from test_golden import GOLDEN
 
@@ -219,6 +220,7 @@ READERS: dict[str, Reader] = {
     "Parquet": Reader("it.parquet", read_input, (PretokError, CorruptInputError), memory=PAGE),
     "Parquet, plain": Reader("plain.parquet", read_input, (PretokError, CorruptInputError), memory=PAGE),
     "Arrow": Reader("it.arrow", read_input, (PretokError, CorruptInputError), memory=PAGE),
+    "WET": Reader("it.wet", read_input, (PretokError, CorruptInputError)),
     "conversations": Reader("chat.jsonl", read_chats, (PretokError, CorruptInputError)),
 }
 
@@ -278,6 +280,7 @@ def write_inputs(work: Path, lines: bytes, texts: list[dict[str, Any]]) -> None:
     (work / "marks.jsonl").write_text("".join(f'{{"id": "i{n}", "mark": {n}}}\n' for n in range(40)))
     (work / "it.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
     (work / "it.jsonl.zst").write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(lines))
+    (work / "it.wet").write_bytes(wet([text["text"] for text in texts]))
     table = pa.Table.from_pylist(texts)
     pq.write_table(table, work / "it.parquet", row_group_size=15)
     views = table.set_column(0, "text", table["text"].cast(pa.string_view()))

@@ -106,8 +106,10 @@ class Format(Protocol):
 
     SUFFIXES: tuple[str, ...]
     """Of the names of files that have this format."""
-    BINARY: bool
+    CERTAIN: bool
     """Whether a file that is recognised has this format whatever its name and its source say."""
+    TABLE: bool
+    """Whether it is read in other places than from its beginning on, so that it may not be compressed as a whole."""
 
     def recognise(self, head: bytes, tail: bytes, /) -> bool:
         """Whether these are the first and last bytes of a file of this format; `head` is decompressed."""

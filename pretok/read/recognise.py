@@ -11,6 +11,7 @@ import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,20 +52,46 @@ RESULTS = ("counts", "vocab", "shards", "logs", "slurm", "run")
 _CSV = (
     'CSV; convert it to Parquet or JSON Lines, or declare format = "text" to take all of it as one document'
 )
-_OTHER_SUFFIXES = {".csv": _CSV, ".tsv": _CSV, ".safetensors": "a file of tensors, not of text"}
+_CONVERT = "convert it to Parquet or JSON Lines"
+_EXTRACT = "extract the text first, to JSON Lines or to .txt files"
+_OTHER_SUFFIXES = {
+    ".csv": _CSV, ".tsv": _CSV, ".safetensors": "a file of tensors, not of text",
+    ".br": "compressed by brotli; compress it by zstd or gzip", ".msgpack": f"MessagePack; {_CONVERT}",
+}  # fmt: skip
 """Suffixes of files without documents -> what they are, and what to do."""
-_OTHER_BEGINNINGS = {
-    b"\xfd7zXZ": "compressed by xz; compress it by zstd or gzip",
-    b"BZh91AY&SY": "compressed by bzip2; compress it by zstd or gzip",
-    b"PK\3\4": "a zip archive; unpack it",
-    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
-    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+_POINTER = {
+    rb"version https://git-lfs\.github\.com/spec/": "a Git LFS pointer in place of the file; run git lfs pull"
 }
-"""First bytes of other such files."""
+_CONTAINERS = {
+    rb"\xfd7zXZ": "compressed by xz; compress it by zstd or gzip",
+    rb"BZh[1-9]1AY&SY": "compressed by bzip2; compress it by zstd or gzip",
+    rb"[\x02\x04][\x21\x22][\x4c\x4d]\x18": "compressed by lz4; compress it by zstd or gzip",
+    rb"PK\x03\x04": "a zip archive; unpack it",
+    rb"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
+    rb"(?s:.{257})ustar": "a tar archive; unpack it",
+    rb"%PDF-": f"PDF; {_EXTRACT}",
+    rb"PARE": "encrypted Parquet; decrypt it",
+    rb"\xff\xfe\0\0|\0\0\xfe\xff": "UTF-32; convert it: iconv -f UTF-32 -t UTF-8",
+    rb"\xff\xfe|\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    rb"WARC/": f"WARC of other records than text (WET); {_EXTRACT}",
+}
+_MARKUP = {
+    rb"\s*(?i:<!doctype html|<html)": f"an HTML page; {_EXTRACT}",
+    rb"\s*(?i:<\?xml|<!doctype|<mediawiki)": f"XML; {_EXTRACT}",
+}
+"""How other such files begin. A pointer is never text, markup may be, and the others are if the source says so."""
+_BINARY = 'binary: neither JSON Lines, Parquet nor text; leave it out, or declare format = "text"'
+_UNKNOWN = (
+    "of no known format: neither JSON Lines, Parquet, Arrow nor WET; if it is plain text, name it .txt or declare "
+    'format = "text"'
+)
 _ARRAY = re.compile(rb'\s*\[\s*[{"]')
-_CONTROL = re.compile(rb"[\0-\x07\x0e-\x1a\x1c-\x1f]")
-_MOST_CONTROL = 32
-"""JSON Lines with more than one control character in this many bytes are binary; a damaged line has fewer."""
+_CONTROL = bytes({*range(32)} - {*b"\b\t\n\v\f\r\x1b"})
+_HOLE = re.compile(rb"\0{64,}")
+"""A part of a file that was never written: damage, and no sign of binary data."""
+_MOST_CONTROL, _FEW = 32, 128
+"""A file with more than one control character in this many bytes is binary, a short one as if it had at least so many
+bytes; a damaged line has fewer."""
 
 
 class _Look(NamedTuple):
@@ -223,10 +250,11 @@ def _endings(path: str) -> tuple[str, str]:
 
 
 def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
-    """(the input, a notice or ""). The content of a file decides its format, then its source, then its name.
+    """(the input, a notice or ""). The content of a file decides its format, then its source, then its name; a file is
+    plain text by its name or its source alone.
 
     A file that is not the table or compressed file that these say is damaged: reading it fails, unless it is obviously
-    JSON Lines.
+    something else.
     """
     head, tail, size, identity = identify_input(path, declared_format)
     if declared_format == "tokens":  # any bytes are ids, also those that would begin a compressed file
@@ -234,19 +262,23 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     suffix, packed = _endings(path)
     compression = compression_of(head)
     begins = _beginning(head, compression)
-    found = next(name for name, known in FORMATS.items() if known.recognise(begins, tail))
-    if FORMATS[found].BINARY and declared_format not in ("auto", found):
-        raise UsageError(f"{path} is {found.title()}, but the source declares format {declared_format}")
-    if size and packed and not compression and found == "text":
-        compression, begins = packed, b""
+    found = next((name for name, known in FORMATS.items() if known.recognise(begins, tail)), "")
     by_name = next((name for name, known in FORMATS.items() if suffix in known.SUFFIXES), "")
-    file_format = by_name if declared_format == "auto" else declared_format
-    if FORMATS[found].BINARY or not file_format:
-        file_format = found
-    if not FORMATS[file_format].BINARY and declared_format != "text":
-        lines = "jsonl" in (declared_format, by_name)
-        if other := _other(begins, suffix, declared_format == "auto", lines, lines or not by_name):
+    auto, certain = declared_format == "auto", bool(found) and FORMATS[found].CERTAIN
+    if certain and declared_format not in ("auto", found):
+        raise UsageError(f"{path} has the format {found}, but the source declares format {declared_format}")
+    file_format = found if certain else (by_name if auto else declared_format) or found
+    if size and not certain:
+        other = _other(begins, compression, suffix, file_format, auto)
+        if packed and not compression and not found and declared_format != "text":
+            compression = packed  # and damaged
+        elif not other and declared_format != "text":
+            other = _BINARY if _is_binary(begins, file_format) else "" if file_format else _UNKNOWN
+        if other:
             raise UsageError(f"{path} is {other}")
+    file_format = file_format or "text"
+    if compression and FORMATS[file_format].TABLE:
+        raise UsageError(f"{path} is {file_format.title()} compressed by {compression}; decompress it")
     notice = "" if size else "empty"
     if size and (compression != packed or by_name not in ("", file_format)):
         real = f"{file_format}{'.' + compression if compression else ''}"
@@ -255,24 +287,41 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
 
 
 def _beginning(head: bytes, compression: str) -> bytes:
-    """The first bytes of a file, decompressed, without a byte order mark; b"" if they are damaged."""
-    try:
-        head = next(unpack(head, compression, partial=True), b"")
-    except CorruptInputError:  # reported when it is read
-        head = b""
-    return without_bom(head[:IDENTITY_BYTES])
+    """The first 64 KiB of a file, decompressed, without a byte order mark, as far as they are not damaged and `head`
+    holds them."""
+    begins = bytearray()
+    with suppress(CorruptInputError):  # reported when it is read
+        for text in unpack(head, compression, partial=True):
+            begins += text
+            if len(begins) >= IDENTITY_BYTES:
+                break
+    return without_bom(bytes(begins[:IDENTITY_BYTES]))
 
 
-def _other(begins: bytes, suffix: str, auto: bool, lines: bool, array: bool) -> str:
-    """The kind of a file that cannot be JSON Lines or text, "" if it can. auto: whether no format is declared; lines:
-    whether it should be JSON Lines; array: whether it may be an array of JSON."""
+def _other(begins: bytes, compression: str, suffix: str, file_format: str, auto: bool) -> str:
+    """The kind of a file that holds no documents as it is, and what to do; "" if it may. auto: whether no format is
+    declared."""
+    kinds = dict(_POINTER)
+    if auto or file_format != "text":
+        kinds |= _CONTAINERS
+        if compression and (inner := compression_of(begins)):
+            return f"compressed twice, by {inner} and then by {compression}; decompress it once"
+    if file_format != "text":
+        kinds |= _MARKUP
+    for beginning, what in kinds.items():
+        if re.match(beginning, begins):
+            return what
     if auto and suffix in _OTHER_SUFFIXES:
         return _OTHER_SUFFIXES[suffix]
-    if auto and array and _ARRAY.match(begins):
+    if auto and file_format != "text" and _ARRAY.match(begins):
         return "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
-    for magic, what in _OTHER_BEGINNINGS.items():
-        if begins.startswith(magic):
-            return what
-    if len(_CONTROL.findall(begins)) * _MOST_CONTROL > len(begins) if lines else b"\0" in begins:
-        return 'binary: neither JSON Lines, Parquet nor text; leave it out, or declare format = "text"'
     return ""
+
+
+def _is_binary(begins: bytes, file_format: str) -> bool:
+    """Whether a file that should be lines or text is neither, by the share of its control characters."""
+    if file_format and FORMATS[file_format].TABLE:
+        return False
+    text = _HOLE.sub(b"", begins)
+    controls = len(text) - len(text.translate(None, _CONTROL))
+    return (not text and bool(begins)) or controls * _MOST_CONTROL > max(len(text), _FEW)

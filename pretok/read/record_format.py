@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType, field
 
 from pretok.base.records import Count, Record
 
-FormatName = Literal["parquet", "arrow", "jsonl", "tokens", "text"]
+FormatName = Literal["parquet", "arrow", "wet", "jsonl", "tokens", "text"]
 """The names of `read.formats`, here because a recipe is checked before anything heavy is loaded."""
 
 

@@ -1,5 +1,7 @@
+# ruff: noqa: E501 - a row is a line
 """Listing, recognising and decompressing inputs, and noticing that they changed."""
 
+import base64
 import contextlib
 import glob
 import gzip
@@ -16,18 +18,22 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encrypting
 import pytest
 import zstandard
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from reading import inputs_of
+from reading import inputs_of, read
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, decompress, read_bytes, stamp, what_changed
 from pretok.read.paths import expand, file_key
 from pretok.read.recognise import list_inputs
+from pretok.read.record_format import RecordFormat
 
+WARC = b"WARC/1.0\r\nContent-Length: 0\r\nWARC-Type: "
 LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
+TAR = b"a.jsonl".ljust(257, b"\0") + b"ustar\x0000" + bytes(248) + LINES
 SKIPPED = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"size"
 """A skippable frame, as `pzstd` writes one before each frame."""
 
@@ -93,7 +99,14 @@ def test_long_windows_and_a_file_shorter_than_planned(tmp_path):
         ("a.jsonl.zst", LINES, "jsonl", "", True),
         ("a.jsonl.gz", compress(LINES, "zstd"), "jsonl", "zstd", True),
         ("noname", LINES, "jsonl", "", False),
-        ("noname", b"ciao", "text", "", False),
+        ("a.md", b"ciao", "text", "", False),
+        ("a.txt", b"<p>ciao</p>\0\n", "text", "", False),
+        ("a.wet", WARC + b"conversion\r\n", "wet", "", False),
+        ("a.warc.wet.gz", compress(WARC + b"warcinfo\r\n", "gzip") + compress(WARC + b"conversion\r\n", "gzip"), "wet", "gzip", False),
+        ("a.jsonl", WARC + b"conversion\r\n", "wet", "", True),
+        ("two.jsonl.zst", compress(b"{\0\n" + LINES[:14], "zstd") + compress(LINES, "zstd"), "jsonl", "zstd", False),
+        ("hole.jsonl", LINES[:9000] + bytes(40_000) + LINES[9000:], "jsonl", "", False),
+        ("noname", b"", "text", "", True),
         ("noname", compress(LINES, "gzip"), "jsonl", "gzip", True),
         ("empty.jsonl.zst", b"", "jsonl", "", True),
     ],
@@ -110,18 +123,99 @@ def test_formats_by_content(tmp_path, name, content, file_format, compression, t
     [
         ("a.tsv.gz", compress(b"text\tn\n", "gzip"), "CSV; convert it"),
         ("noname", b'[{"text": "a"}]', "one JSON array"),
+        ("noname", b"ciao", 'of no known format: neither JSON Lines, Parquet, Arrow nor WET; if it is plain text, name it .txt'),
+        ("a.py.gz", compress(b"ciao", "gzip"), "of no known format"),
         ("a.safetensors", b"\x08\0\0\0\0\0\0\0{}      ", "tensors"),
         ("weights.bin", b"\x08\0\0\0\0\0\0\0{}      ", "binary"),
         ("a.jsonl.gz", compress(random.Random(0).randbytes(900), "gzip"), "binary"),
+        ("a.txt", random.Random(0).randbytes(900), "binary"),
+        ("a.jsonl", bytes(900), "binary"),
         ("a.txt", "ciao".encode("utf-16"), "UTF-16; convert it"),
+        ("a.txt", "ciao".encode("utf-32"), "UTF-32; convert it: iconv -f UTF-32 -t UTF-8"),
+        ("a.jsonl", b"\0\0\xfe\xff" + "ciao".encode("utf-32-be"), "UTF-32; convert it"),
+        ("a.warc.gz", compress(WARC + b"warcinfo\r\n", "gzip") + compress(WARC + b"response\r\n", "gzip"), "WARC of other records than text (WET); extract the text first"),
+        ("a.txt", WARC + b"metadata\r\n", "WARC of other records"),
+        ("a.xml", b'<?xml version="1.0"?><a/>', "XML; extract the text first"),
+        ("a.jsonl", b"\n<!DOCTYPE html><p>404", "an HTML page; extract the text first"),
+        ("a.parquet", b"<html><p>404", "an HTML page"),
+        ("wiki", b'<mediawiki xmlns="x">', "XML"),
+        ("a.tar", TAR, "a tar archive; unpack it"),
+        ("a.jsonl.gz", compress(TAR, "gzip"), "a tar archive; unpack it"),
+        ("a.jsonl.lz4", b"\x04\x22\x4d\x18" + LINES, "compressed by lz4; compress it by zstd or gzip"),
+        ("a.jsonl.br", b"\x1b\x0e\0\xf8%", "compressed by brotli; compress it by zstd or gzip"),
+        ("a.jsonl.gz", compress(compress(LINES, "gzip"), "gzip"), "compressed twice, by gzip and then by gzip; decompress it once"),
+        ("a.jsonl.gz", compress(compress(LINES, "zstd"), "gzip"), "compressed twice, by zstd and then by gzip"),
+        ("a.msgpack.gz", compress(b"\x81\xa4text\xa4ciao" * 99, "gzip"), "MessagePack; convert it to Parquet or JSON Lines"),
+        ("a.pdf", b"%PDF-1.7", "PDF; extract the text first"),
     ],
-)
+)  # fmt: skip
 def test_what_holds_no_documents_is_refused_by_name(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=rf"{re.escape(str(tmp_path / name))} is .*?{re.escape(message)}"):
         inputs_of(tmp_path / name)
     (file,) = inputs_of(tmp_path / name, declared="text")  # whoever declares it means it
     assert file.format == "text"
+
+
+@pytest.mark.parametrize("declared", ["auto", "text", "jsonl"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.txt", "a.csv", "noname"])
+def test_pointers_of_git_lfs_are_refused_under_every_name(tmp_path, name, declared):
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(UsageError, match="a Git LFS pointer in place of the file; run git lfs pull"):
+        inputs_of(tmp_path / name, declared=declared)
+
+
+TABLE = pa.table({"text": ["uno"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "says"),
+    [
+        ("a.parquet.zst", "zstd", "is Parquet compressed by zstd; decompress it"),
+        ("a.arrow.gz", "gzip", "is Arrow compressed by gzip; decompress it"),
+        ("noname", "gzip", "is Arrow compressed by gzip; decompress it"),
+        ("a.parquet", "encryption", "is encrypted Parquet; decrypt it"),
+    ],
+)
+def test_tables_are_read_as_they_are(tmp_path, name, how, says):
+    table = pa.BufferOutputStream()
+    if "arrow" in name or name == "noname":
+        with pa.ipc.new_file(table, TABLE.schema) as writer:
+            writer.write_table(TABLE)
+    else:
+        with pq.ParquetWriter(
+            table, TABLE.schema, encryption_properties=encryption(how == "encryption")
+        ) as writer:
+            writer.write_table(TABLE)
+    data = table.getvalue().to_pybytes()
+    (tmp_path / name).write_bytes(data if how == "encryption" else compress(data, how))
+    with pytest.raises(UsageError, match=rf"{re.escape(str(tmp_path / name))} {says}"):
+        inputs_of(tmp_path / name)
+
+
+def encryption(wanted, plaintext_footer=False):
+    """Properties of pyarrow for an encrypted file, None if it is not wanted."""
+    if not wanted:
+        return None
+
+    class Keys(encrypting.KmsClient):
+        def __init__(self, _):
+            super().__init__()
+
+        def wrap_key(self, key, _):
+            return base64.b64encode(key)
+
+    how = encrypting.EncryptionConfiguration(
+        "k", column_keys={"k": ["text"]}, plaintext_footer=plaintext_footer
+    )
+    return encrypting.CryptoFactory(Keys).file_encryption_properties(encrypting.KmsConnectionConfig(), how)
+
+
+def test_an_encrypted_column_is_no_damage(tmp_path):
+    path = tmp_path / "a.parquet"
+    with pq.ParquetWriter(path, TABLE.schema, encryption_properties=encryption(True, True)) as writer:
+        writer.write_table(TABLE)
+    assert read(path, RecordFormat()).error.startswith("encrypted Parquet: Cannot decrypt ColumnMetadata")
 
 
 @pytest.mark.parametrize(("begins", "binary"), [(bytes(5000), True), (b"\0\n", False), (b"\x87", False)])
@@ -188,7 +282,7 @@ def test_a_folder_stands_for_the_files_below_it(tmp_path):
     assert only.path.endswith("e.parquet")
     with pytest.raises(
         UsageError,
-        match=r"in/\*/deep matches folders alone; name .*/in itself, or '.*/in/\*\*/\*\.jsonl\.zst'",
+        match=r"in/\*/deep matches folders alone; name .*/in itself, or '.*/in/\*\*/\*\.jsonl'",
     ):
         list_inputs([f"{tmp_path}/in/*/deep"], "auto")
     with pytest.raises(UsageError, match=r"in/b: left out by .* left out, as their endings .*: \.pdf \(1\)"):
@@ -314,6 +408,7 @@ def test_globs_match_what_the_standard_library_matches(tmp_path_factory, tree, p
 UNPRIVILEGED = """
 import os, sys
 from pretok.read.recognise import list_inputs
+from pretok.read.record_format import RecordFormat
 if os.getuid() == 0:  # root may read everything
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)

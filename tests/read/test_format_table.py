@@ -16,7 +16,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from reading import inputs_of, lines_of, read
+from reading import inputs_of, lines_of, read, wet
 
 from pretok.chat.read_documents import read_documents
 from pretok.config import make_recipe
@@ -51,7 +51,18 @@ def documents(*pieces, record=RecordFormat(), normalization=Normalization()):  #
 
 
 @pytest.fixture(
-    params=[*PACKS, "nested", "jsonl path", "dataset", "dataset path", "stream", "separator", *ARROW]
+    params=[
+        *PACKS,
+        "nested",
+        "jsonl path",
+        "dataset",
+        "dataset path",
+        "stream",
+        "separator",
+        "wet",
+        "wet.gz",
+        *ARROW,
+    ]
 )
 def same_texts(request, tmp_path):
     """The same documents in every format."""
@@ -76,8 +87,11 @@ def same_texts(request, tmp_path):
         with pa.ipc.new_stream(path, table.schema) as stream:
             stream.write_table(table, max_chunksize=50)
     elif kind == "separator":
+        path = tmp_path / "a.txt"
         path.write_text("<END>".join([*TEXTS, ""]), encoding="utf-8")
         record = RecordFormat(separator="<END>")
+    elif kind.startswith("wet"):
+        path.write_bytes(wet(TEXTS, gzip.compress if kind == "wet.gz" else bytes))
     else:
         texts = [text.encode() for text in TEXTS] if "binary" in kind else TEXTS
         column = pa.array(texts, ARROW[kind])

@@ -6,6 +6,7 @@ tables.py       what both have in common
 arrow_types.py what the values of Arrow's types mean
 jsonl.py        JSON Lines
 json_parser.py  lines -> texts and kept columns, in Numba
+wet.py          WET
 text.py         plain text
 tokens.py       token ids of Megatron-LM, datatrove and OLMo
 """
@@ -13,14 +14,15 @@ tokens.py       token ids of Megatron-LM, datatrove and OLMo
 from __future__ import annotations
 
 from pretok.read.format import Format
-from pretok.read.formats import arrow, jsonl, parquet, text, tokens
+from pretok.read.formats import arrow, jsonl, parquet, text, tokens, wet
 
 FORMATS: dict[str, Format] = {
     "parquet": parquet,
     "arrow": arrow,
+    "wet": wet,
     "jsonl": jsonl,
     "tokens": tokens,
     "text": text,
 }
-"""In the order in which a file is asked whether it has the format; any file may be text, and none is known to hold
-tokens unless its source says so."""
+"""In the order in which a file is asked whether it has the format; none is known to hold tokens unless its source says
+so."""

@@ -16,7 +16,8 @@ from pretok.read.paths import is_remote
 from pretok.read.record_format import RecordFormat
 
 SUFFIXES: tuple[str, ...] = (".arrow",)
-BINARY: bool = True
+CERTAIN: bool = True
+TABLE: bool = True
 _FILE, _STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 """First bytes of an Arrow file, and of an Arrow stream, as `datasets` saves it."""
 

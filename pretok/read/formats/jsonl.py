@@ -24,7 +24,8 @@ from pretok.read.rejects import MALFORMED, MISSING, NOT_AN_OBJECT, TOO_LONG
 from pretok.read.whole_records import piece_spans
 
 SUFFIXES: tuple[str, ...] = (".jsonl", ".json", ".ndjson")
-BINARY: bool = False
+CERTAIN: bool = False
+TABLE: bool = False
 PROBED_RECORDS, PROBED_BYTES = 20, 1 << 20
 """How much of a file is read to find out its fields, whichever limit comes first."""
 KINDS = {

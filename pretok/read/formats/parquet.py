@@ -12,7 +12,8 @@ from pretok.read.formats.tables import Choose, Columns, read_table, schema_field
 from pretok.read.record_format import RecordFormat
 
 SUFFIXES: tuple[str, ...] = (".parquet",)
-BINARY: bool = True
+CERTAIN: bool = True
+TABLE: bool = True
 _MARK = b"PAR1"
 """First and last bytes of a file. A truncated one is recognised by its name, and reading it fails."""
 MOST_ROWS = 1024

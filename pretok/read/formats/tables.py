@@ -247,20 +247,34 @@ def read_table(
 
     The texts of conversations, or of a template's fields, are their JSON.
     """
+    names = [*fields_read(record), *(column.field for column in keep)]
     how = record.conversation
-    conversation, fields = isinstance(how, Conversation), [record.field]
-    if template := isinstance(how, Conversation) and how.fields:
-        fields = list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
-    names = [*fields, *(column.field for column in keep)]
+    template = isinstance(how, Conversation) and how.fields
+    lists = None if template else isinstance(how, Conversation)
 
     def choose(schema: pa.Schema) -> ColumnPlaces:
-        return ColumnPlaces(schema, names, None if template else conversation)
+        return ColumnPlaces(schema, names, lists)
 
     for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, piece.place, batch_bytes):
-        text, wrong, *others = columns
-        if template:
-            text, wrong = _objects([text, *others[: len(fields) - 1]], fields), None
-        yield column_records(text, others[len(fields) - 1 :], keep, record.max_document, wrong)
+        yield documents_of(columns, record, keep)
+
+
+def fields_read(record: RecordFormat) -> list[str]:
+    """The fields that make a document: of the text, or all of a template."""
+    how = record.conversation
+    if isinstance(how, Conversation) and how.fields:
+        return list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
+    return [record.field]
+
+
+def documents_of(columns: Columns, record: RecordFormat, keep: Keep) -> Records:
+    """The records of columns: the first of `fields_read`, which of its values are no texts or None, the others, and
+    those of `keep`. Several fields become one text, their JSON."""
+    text, wrong, *others = columns
+    more = len(fields := fields_read(record)) - 1
+    if isinstance(record.conversation, Conversation) and record.conversation.fields:
+        text, wrong = _objects([text, *others[:more]], fields), None
+    return column_records(text, others[more:], keep, record.max_document, wrong)
 
 
 def _objects(columns: Columns, names: Sequence[str]) -> pa.LargeBinaryArray:
@@ -310,8 +324,11 @@ def _all_rows(
     if isinstance(damage, CorruptInputError):
         raise damage
     if damage:
-        message = " ".join(str(damage).split())  # messages of libraries have line breaks
-        raise CorruptInputError(f"damaged {kind}: {message or type(damage).__name__}") from damage
+        message = (
+            " ".join(str(damage).split()) or type(damage).__name__
+        )  # those of libraries have line breaks
+        what = "encrypted" if "decrypt" in message else "damaged"
+        raise CorruptInputError(f"{what} {kind}: {message}") from damage
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

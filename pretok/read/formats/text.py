@@ -16,13 +16,14 @@ from pretok.read.formats.tables import column_records
 from pretok.read.record_format import RecordFormat
 from pretok.read.whole_records import piece_spans
 
-SUFFIXES: tuple[str, ...] = (".txt", ".text")
-BINARY: bool = False
+SUFFIXES: tuple[str, ...] = (".txt", ".text", ".md")
+CERTAIN: bool = False
+TABLE: bool = False
 
 
 def recognise(_head: bytes, _tail: bytes) -> bool:
-    """See `Format`. Any bytes may be text, so this format is asked last."""
-    return True
+    """See `Format`. Any bytes may be text: only the name of a file, or its source, says that it is."""
+    return False
 
 
 def probe(file: InputFile, _sampled: bool) -> Probe:

@@ -35,7 +35,8 @@ from pretok.tokenizer.decode import TextDecoder, choose_ids, worst_kinds
 from pretok.tokenizer.vocabulary import load_vocab
 
 SUFFIXES: tuple[str, ...] = ()
-BINARY: bool = False
+CERTAIN: bool = False
+TABLE: bool = False
 TEXT_PER_ID = 4.0
 """Assumed bytes of text per id."""
 _UNKNOWN, _SPECIAL = REASONS.index("unknown_id"), REASONS.index("special_token")

@@ -116,6 +116,7 @@ def test_documents_come_back_as_the_ids_that_they_were(
     assert documents_in(made.shards_dir) == ids
     counts = load_manifest(made.shards_dir).sources["it"]
     assert (counts.read, counts.rejected, counts.remarks) == (80, {}, {})
+    assert len({path.stem.rsplit("-")[1] for path in made.shards_dir.rglob("it-*.bin")}) > 2  # partitions
 
 
 def test_text_and_tokens_of_it_give_the_same_bytes_with_any_vocabulary(
@@ -262,6 +263,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "other ends": (".ds", lambda p: cut(Path(f"{p}.index"), 8), "names [0-9]+ ids, of 2 or 4 bytes each"),
     "half an end": (".ds", lambda p: cut(Path(f"{p}.index"), 3), "no whole number of ends of 8 bytes"),
     "an array of numpy": (".npy", lambda p: np.save(p, np.arange(9, dtype="<u2")), "array of numpy.save"),
+    "a compressed file": (".npy", lambda p: p.rename(f"{p}.zst"), "is compressed: unpack it"),
     "an odd byte without an index": (".npy", lambda p: p.write_bytes(b"xyz"), "no whole number of ids of uint16"),
 }  # fmt: skip
 """Name -> (suffix, what happens to a good file of 80 documents, the message)."""
@@ -275,7 +277,8 @@ def test_a_file_that_does_not_fit_its_index_fails_by_name(
     path = tmp_path / f"a{suffix}"
     {".bin": write_megatron, ".ds": write_datatrove, ".npy": write_olmo}[suffix](path, ids)
     harm(path)
-    dtype = ', dtype = "uint16"' if suffix == ".npy" else ""
+    suffix += ".zst" * (name == "a compressed file")
+    dtype = ', dtype = "uint16"' if suffix.startswith(".npy") else ""
     source = f'{{inputs = ["a{suffix}"], tokens = {{tokenizer = "{vocab_dir}"{dtype}}}}}'
     (tmp_path / "r.toml").write_text(f'out = "out"\nsources.it = {source}\nvocab.path = "{vocab_dir}"\n')
     assert run_command(["tokenize", str(tmp_path / "r.toml"), "--workers", "0"]) in (2, 3)
@@ -435,6 +438,30 @@ def test_an_option_names_the_source_of_tokens(
     assert run_command([*command, *out, "--tokens", f"it={vocab_dir}"]) == 0
     assert documents_in(tmp_path / "out" / "shards") == ids
     assert "left out, next to a file of tokens" in capsys.readouterr().err
+
+
+def test_every_step_takes_tokens_as_it_takes_text(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new vocabulary is trained on their text; copies, also of text, are dropped; the shards are sound."""
+    write_datatrove(tmp_path / "a.ds", [*ids[:40], ids[3], ids[5]])
+    data = read_json(vocab_dir / "tokenizer.json")
+    text = b"".join(map(load_vocab(vocab_dir).token_bytes, ids[7][:-1])).decode()
+    (tmp_path / "b.jsonl").write_text(
+        json.dumps({"text": text}) + "\n" + json.dumps({"text": "altro"}) + "\n"
+    )
+    assert ids_of_library(data, [text]) == [ids[7][:-1]]
+    (tmp_path / "r.toml").write_text(
+        f'out = "work"\nsources.en.inputs = ["b.jsonl"]\nvocab.size = 400\n'
+        f'sources.it = {{inputs = ["a.ds"], tokens = {{tokenizer = "{vocab_dir}"}}}}\n'
+        'shards = {val_fraction = 0, duplicates = "drop", max_reject_share = 0.5}\n'
+    )
+    for command in ("run", "verify"):
+        where = tmp_path / ("r.toml" if command == "run" else "work")
+        assert run_command([command, str(where), "--workers", "0"]) == 0, capsys.readouterr()
+    sources = load_manifest(tmp_path / "work" / "shards").sources
+    assert sum(source.rejected.get("duplicate", 0) for source in sources.values()) == 3
+    assert sources["it"].documents + sources["en"].documents == 41
 
 
 @pytest.mark.peers

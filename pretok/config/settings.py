@@ -14,6 +14,7 @@ import os
 import string
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -185,8 +186,9 @@ class Tokens(SettingsTable):
     bos: Token | None = None
     dtype: Literal["", "uint16", "uint32", "int32"] = ""
 
+    @cached_property
     def files(self) -> TokenFiles:
-        """Return how the ids are read. Reads the tokenizer; raises UsageError if its ids cannot be decoded to text."""
+        """How the ids are read. Reads the tokenizer; raises UsageError if its ids cannot be decoded to text."""
         from pretok.read.record_format import TokenFiles
         from pretok.tokenizer.vocabulary import load_vocab
 
@@ -287,7 +289,7 @@ class Source(SettingsTable):
 
         plain = RecordFormat(self.field, self.separator, self.max_document)
         if self.tokens:
-            return replace(plain, tokens=self.tokens.files())
+            return replace(plain, tokens=self.tokens.files)
         if self.template:
             learned = self.learn or self.template_fields
             fields = Conversation(fields=True, template=self.template, learned=learned)
@@ -315,7 +317,7 @@ class Source(SettingsTable):
     def probed(self) -> tuple[str, bool, TokenFiles | None]:
         """Return (a field that records have, whether it may hold messages, how ids are read)."""
         field = self.messages or (*self.template_fields, self.field)[0]
-        return field, bool(self.messages), self.tokens.files() if self.tokens else None
+        return field, bool(self.messages), self.tokens.files if self.tokens else None
 
     @property
     def declared_format(self) -> str:

@@ -114,12 +114,14 @@ class Vocabulary:
     @cached_property
     def prefix(self) -> bool:
         """Whether each text gets a space before it that is not part of it, as Llama 2 does."""
-        steps = self.data.get("normalizer") or {}
-        meta = self.data.get("pre_tokenizer") or {}
-        return self._byte_fallback and (
-            any(step.get("prepend") == "▁" for step in (steps, *steps.get("normalizers", [])))
-            or meta.get("prepend_scheme") in ("always", "first")
-        )
+        normalizer, splitter = (self.data.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
+        prepends = [step.get("prepend") for step in (normalizer, *normalizer.get("normalizers", []))]
+        schemes = [
+            step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+            for step in (splitter, *splitter.get("pretokenizers", []))
+            if step.get("type") == "Metaspace"
+        ]
+        return self._byte_fallback and ("▁" in prepends or any(scheme != "never" for scheme in schemes))
 
     @cached_property
     def tokens(self) -> dict[int, str]:

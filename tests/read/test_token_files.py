@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from support import needs
-from tokenizers import Tokenizer, models, normalizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from tokenizing import ids_of_library, recipe, run
 
 from pretok.base.errors import MismatchError
@@ -325,19 +325,27 @@ def test_an_index_that_changed_is_another_input(
         run(made, here)
 
 
+@pytest.mark.parametrize("prefix", ["prepend", "metaspace", "none"])
 def test_byte_fallback_is_decoded_to_the_text(
-    tmp_path: Path, texts: list[str], vocab_dir: Path, here: Engine
+    tmp_path: Path, texts: list[str], vocab_dir: Path, here: Engine, prefix: str
 ) -> None:
-    """A tokenizer as that of Llama 2: `▁` for a space, one of which stands before each text, and bytes."""
+    """As those of Llama 2 and Gemma: `▁` for a space, one of which may stand before each text, and bytes."""
     library = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    if prefix == "metaspace":
+        library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        before = [normalizers.Prepend("▁")] if prefix == "prepend" else []
+        library.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     library.train_from_iterator(texts[:20], trainers.BpeTrainer(vocab_size=600, special_tokens=special))
     data = json.loads(library.to_str())
     data["added_tokens"] = data["added_tokens"][:3]
     (old := tmp_path / "old").mkdir()
     (old / "tokenizer.json").write_text(json.dumps(data))
-    documents = [text for text in (*texts[:30], " due  spazi ", "東京 🙂\n", "a\tb") if "▁" not in text]
+    documents = [text for text in (*texts[:30], "due  spazi ", "東京 🙂\n", "a\tb") if "▁" not in text]
+    documents += (
+        [] if prefix == "metaspace" else [" prima"]
+    )  # Metaspace adds none to a text that begins with one
     write_olmo(tmp_path / "a.npy", [[*one, 2] for one in ids_of_library(data, documents)])
     made = tokens([tmp_path / "a.npy"], tmp_path / "out", old, vocab_dir, eod="</s>", dtype="uint16")
     run(made, here)

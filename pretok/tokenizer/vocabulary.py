@@ -108,6 +108,10 @@ class Vocabulary:
         return inside and not (self.holes and np.isin(ids, self.holes).any())
 
     @cached_property
+    def _special(self) -> set[str]:
+        return {token["content"] for token in self.added if token["special"]}
+
+    @cached_property
     def _byte_fallback(self) -> bool:
         return is_byte_fallback(self.data)
 
@@ -137,7 +141,7 @@ class Vocabulary:
     def token_bytes(self, token: int) -> bytes:
         """The bytes of text of an id; of an added token, or one that is not byte-level, its name; b"" of a hole."""
         text = self.tokens.get(token, "")
-        if self._byte_fallback and text not in self.added_tokens:
+        if self._byte_fallback and text not in self._special:
             byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
             return bytes.fromhex(byte[1]) if byte else text.replace("▁", " ").encode()
         named = text in self.added_tokens or not CHARACTER_BYTES.keys() >= set(text)

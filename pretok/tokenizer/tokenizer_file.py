@@ -174,7 +174,7 @@ def effective(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
 def read_tokenizer(path: Path, *, decode_only: bool = False) -> tuple[bytes, dict[str, Any], int]:
     """(the bytes of a tokenizer.json, its `canonical` contents, one more than its highest id).
 
-    decode_only: also accept a BPE with a token for each byte (`byte_fallback`), of which the text follows from ids.
+    decode_only: also accept a BPE with tokens for bytes (`byte_fallback`), of which the text follows from ids.
     Raises FileNotFoundError, and UsageError if it is not a byte-level BPE with each id once.
     """
     if hint := conversion(path):
@@ -256,11 +256,9 @@ def _steps(step: PreTokenizerStep | None) -> Iterator[PreTokenizerStep]:
 
 
 def is_byte_fallback(data: dict[str, Any]) -> bool:
-    """Return whether entries of a BPE are text with `▁` for a space, or `<0x0A>` for a byte, each of which it has."""
+    """Return whether entries of a BPE are text with `▁` for a space, or `<0x0A>` for a byte."""
     model = data["model"]
-    return bool(model.get("byte_fallback")) and model["vocab"].keys() >= {
-        f"<0x{byte:02X}>" for byte in range(256)
-    }
+    return bool(model.get("byte_fallback")) and "<0x00>" in model["vocab"]
 
 
 def _check_model(path: Path, contents: TokenizerJson) -> None:

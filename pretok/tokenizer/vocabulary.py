@@ -108,18 +108,24 @@ class Vocabulary:
         return inside and not (self.holes and np.isin(ids, self.holes).any())
 
     @cached_property
+    def _special(self) -> set[str]:
+        return {token["content"] for token in self.added if token["special"]}
+
+    @cached_property
     def _byte_fallback(self) -> bool:
         return is_byte_fallback(self.data)
 
     @cached_property
     def prefix(self) -> bool:
         """Whether each text gets a space before it that is not part of it, as Llama 2 does."""
-        steps = self.data.get("normalizer") or {}
-        meta = self.data.get("pre_tokenizer") or {}
-        return self._byte_fallback and (
-            any(step.get("prepend") == "▁" for step in (steps, *steps.get("normalizers", [])))
-            or meta.get("prepend_scheme") in ("always", "first")
-        )
+        normalizer, splitter = (self.data.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
+        prepends = [step.get("prepend") for step in (normalizer, *normalizer.get("normalizers", []))]
+        schemes = [
+            step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+            for step in (splitter, *splitter.get("pretokenizers", []))
+            if step.get("type") == "Metaspace"
+        ]
+        return self._byte_fallback and ("▁" in prepends or any(scheme != "never" for scheme in schemes))
 
     @cached_property
     def tokens(self) -> dict[int, str]:
@@ -135,7 +141,7 @@ class Vocabulary:
     def token_bytes(self, token: int) -> bytes:
         """The bytes of text of an id; of an added token, or one that is not byte-level, its name; b"" of a hole."""
         text = self.tokens.get(token, "")
-        if self._byte_fallback and text not in self.added_tokens:
+        if self._byte_fallback and text not in self._special:
             byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
             return bytes.fromhex(byte[1]) if byte else text.replace("▁", " ").encode()
         named = text in self.added_tokens or not CHARACTER_BYTES.keys() >= set(text)

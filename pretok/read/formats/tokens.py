@@ -125,6 +125,8 @@ def around(probe: Probe, place: float, text: int) -> tuple[Piece, int]:
 
 def layout_of(file: InputFile, tokens: TokenFiles) -> TokenLayout:
     """Check sizes and read the header of an index. Raises CorruptInputError, OSError."""
+    if file.path.endswith((".zst", ".gz")):
+        raise CorruptInputError("is compressed: unpack it, as ids are read at any place")
     index, declared = index_of(file.path), np.dtype(tokens.dtype or "V1").newbyteorder("<")
     if index.endswith(".idx"):
         layout = _megatron(file, index)

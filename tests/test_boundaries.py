@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "overview": "base kernels read config tokenizer chat vocab shards stream",
     "documents": "base config read tokenizer screen vocab shards stream overview",
     "cluster": "base config",
-    "train": "base tokenizer shards stream",
+    "train": "base tokenizer shards stream documents",
     "session": "base config screen vocab train",
     "steps": "base config tokenizer vocab shards stream documents cluster",
     "commands": "base read config tokenizer vocab shards stream documents cluster overview train session steps",

@@ -86,6 +86,7 @@ LEFT_OUT = {
     "train plan": "reads the folder of the shards and writes nothing",
     "train tune": "measures, anew each time",
     "train generate": "reads a checkpoint as export does and writes nothing",
+    "train losses": "reads a checkpoint as export does, documents as trace does, and writes nothing",
 }
 READ, PLACE, SYNC = "read,pread64", "rename,link,linkat", "fsync"
 ONE_OF_EACH = (("openat", "EIO", "1"), (READ, "ESTALE", "2"), (PLACE, "EIO", "1"), (SYNC, "ESTALE", "1"))

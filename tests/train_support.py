@@ -57,9 +57,9 @@ def model_file(folder: Path, *, tied: bool = True) -> str:
 
 
 def tiny_config(shards: Path, folder: Path, **more: Any) -> TrainConfig:
-    """Eight steps of eight sequences of 16 tokens in FOLDER/run, by one process; `more` wins."""
+    """Eight steps of eight sequences of 16 tokens in FOLDER/run, by one process, without validation; `more` wins."""
     values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "model": model_file(folder)}
-    values |= {"seq_len": 16, "global_batch": 8, "steps": 8, "workers": 0}
+    values |= {"seq_len": 16, "global_batch": 8, "steps": 8, "workers": 0, "val_every": 0}
     return TrainConfig(**values | more)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `train --shards DIR ...`, `train plan`, `tune`, `generate`, `export`, `verify`.
+"""The command line: `train --shards DIR ...`, `train plan`, `tune`, `generate`, `export`, `verify`, `losses`.
 
 Input: a command line. Output: an exit code: 0 done; 1 internal error; 2 wrong settings or input; 75 stopped early, on
 request or because a file system failed for a while: the same command resumes. Under torchrun every rank runs this
@@ -17,7 +17,7 @@ from pretok.base.begin import end_with_75, interrupted
 EXAMPLES = """  train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
       --global-batch 512 --micro-batch 4 --out RUN
-  train plan | tune | generate | export | verify --help
+  train plan | tune | generate | export | verify | losses --help
 """
 
 
@@ -40,6 +40,7 @@ COMMANDS = {
     "generate": "train.generate",
     "export": "train.checkpoint.export",
     "verify": "train.checkpoint.meta",
+    "losses": "train.losses",
 }
 """Commands -> the module of their `main`, which is imported only when the command is called."""
 

@@ -45,6 +45,8 @@ def _option(
 
 SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_shape")
 """Settings of the learning rate. A phase that sets one of them starts a new schedule."""
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "dualpipe")
+"""Orders of the passes of a pipeline."""
 IN_PHASES = (
     *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", *SCHEDULE),
     *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma"),
@@ -132,7 +134,13 @@ class TrainConfig:
     decay_shape: str = _option(
         "linear", "wsd: shape of the decay; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
     )
-    beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=0.999999, rare=True, group="optimizer")
+    optimizer: str = _option(
+        "adamw",
+        "muon: torch's Muon for the matrices of blocks, AdamW for the rest",
+        choices=("adamw", "muon"),
+        group="optimizer",
+    )
+    beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=0.999999, rare=True)
     beta2: float = _option(0.95, "beta2 of AdamW", least=0, most=0.999999, rare=True)
     eps: float = _option(1e-8, "epsilon of AdamW", least=0, rare=True)
     weight_decay: float = _option(0.1, "weight decay; not applied to norms and embeddings", least=0)
@@ -155,12 +163,16 @@ class TrainConfig:
     tensor: int = _option(1, "tensor parallel ranks", least=1)
     context: int = _option(1, "context parallel ranks; must divide shard", least=1)
     pipeline: int = _option(1, "pipeline parallel ranks", least=1)
+    pipeline_schedule: str = _option(
+        "1f1b", "order of a pipeline's passes; all but 1f1b have two stages per rank", choices=SCHEDULES
+    )
     reshard: bool = _option(
         True,
         "free gathered parameters after each use (ZeRO-3); off: at the end of each step (ZeRO-2)",
         rare=True,
         group="memory and speed",
     )
+    offload: bool = _option(False, "keep parameters, gradients and optimizer state in host memory")
     precision: str = _option(
         "auto",
         "compute precision; auto: bf16 on a GPU, else fp32; float8: matrix products only (torchao, H100 or newer)",
@@ -179,7 +191,12 @@ class TrainConfig:
     )
 
     workers: int = _option(2, "loader processes per rank", least=0, rare=True, group="loading and validation")
-    val_every: int = _option(0, "evaluate every N steps and after the last one; 0: never", least=0)
+    val_every: int | None = _option(
+        None,
+        "evaluate every N steps and after the last one; 0: never (default: 500 if there is a validation split)",
+        least=0,
+        example="1000",
+    )
     val_sequences: int = _option(
         256, "maximum number of sequences to evaluate per source", least=1, rare=True
     )
@@ -192,6 +209,9 @@ class TrainConfig:
     keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
     keep_best: int = _option(0, "number of best checkpoints (by validation loss) to keep", least=0)
     milestone: int = _option(0, "save at every multiple of this step, and keep it; 0: never", least=0)
+    backup: str | None = _option(
+        None, "folder for copies of milestones and best checkpoints", example='"/archive/run"', rare=True
+    )
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1, group="logging and tools")
     wandb: str | None = _option(
@@ -238,8 +258,8 @@ class TrainConfig:
                 raise UsageError(
                     f"{url}: a run stores its settings in files; pass credentials in environment variables"
                 )
-        if self.keep_best and not self.val_every:
-            raise UsageError("keep_best ranks checkpoints by validation loss: give val_every too")
+        if self.keep_best and self.val_every == 0:
+            raise UsageError("keep_best ranks checkpoints by validation loss: val_every must not be 0")
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
         if self.phases:
@@ -422,7 +442,8 @@ def refuse_unread(config: TrainConfig) -> None:
     wsd = any(settings.schedule == "wsd" for settings in tables)
     needs = {
         "cache_bytes": ("cache", config.cache),
-        "val_sequences": ("val_every", config.val_every),
+        "val_sequences": ("val_every", config.val_every != 0),
+        "pipeline_schedule": ("pipeline", config.pipeline > 1),
         "decay": ('schedule = "wsd"', wsd),
         "decay_shape": ('schedule = "wsd"', wsd),
         "min_lr": ("a schedule that decays", any(settings.schedule != "constant" for settings in tables)),

@@ -9,24 +9,19 @@ exit code is theirs: 75 only after a save.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-from pretok.base.begin import SIGNALS
-from pretok.base.errors import Stopped
+from pretok.base.begin import SIGNALS, end_with_75, interrupted
 
 
 def rank_processes() -> list[int]:
     """Return the process ids of this launcher's ranks: its children that torchrun gave a LOCAL_RANK."""
+    from pathlib import Path
+
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # processes may end meanwhile, and those of other users are not readable
@@ -42,11 +37,21 @@ def _forward(number: int, _: FrameType | None) -> None:
         with suppress(ProcessLookupError):
             os.kill(process, number)
     if not ranks and number != signal.SIGUSR1:  # before they start or after their end: nothing is to be saved
+        from pretok.base.errors import Stopped
+
         sys.exit(Stopped.exit_code)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run torchrun with `arguments` (default: the command line) and return the exit code for Slurm."""
+    import logging
+
+    from torch.distributed import run  # takes a second, in which `end_with_75` handles the signals
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from pretok.base.errors import Stopped
+
     for number in SIGNALS:
         signal.signal(number, _forward)
     # torchrun logs errors when all ranks exit with 75, or one node a moment before another, as if it were a crash.
@@ -67,5 +72,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def start() -> None:
+    """Entry point of the process: a signal ends it with 75 before anything else is loaded."""
+    try:
+        end_with_75()
+        sys.exit(main())
+    except KeyboardInterrupt:
+        interrupted()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    start()

@@ -37,7 +37,7 @@ from train.metrics import provenance
 from train.monitor import NOTHING
 from train.optimizer import MAX_SKIPS, global_norm
 from train.parallel.devices import deterministic, find_device
-from train.parallel.group import process_group, run_folder
+from train.parallel.group import limit_collectives, process_group, run_folder
 from train.report import Reporter, clock, explain
 from train.start import Run, enter_segment
 from train.step import SAVE, WAIT, Mark, Readback, train_step
@@ -112,6 +112,9 @@ def _loop(run: Run) -> None:
             with closing(iter(run.feed)) as batches:  # ends the loader processes, also after an error
                 while run.progress.step < segment.last_step and not run.stop_agreed:
                     _one_step(run, batches)
+                    if run.progress.step == run.first + 1:  # from here on nobody compiles or connects
+                        dist.barrier()
+                        limit_collectives(run.config.timeout)
                     profiled()
                     _between_steps(run)
     _save(run)
@@ -167,7 +170,7 @@ def _between_steps(run: Run) -> None:
 
 def _owes_validation(run: Run) -> bool:
     """Return whether the current state must be validated and was not yet, perhaps because a stop came first."""
-    step, every = run.progress.step, run.config.val_every
+    step, every = run.progress.step, run.val_every
     return bool(every and step and (step % every == 0 or step == run.steps) and run.val_loss is None)
 
 
@@ -291,8 +294,15 @@ def _check_folder(run: Run) -> None:
 
 
 def _validate(run: Run) -> None:
-    with _beside(run, "validation"):
-        result = evaluate(run.trainee, run.validation, partial(_asked, run))
+    try:
+        with _beside(run, "validation"):
+            result = evaluate(run.trainee, run.validation, partial(_asked, run))
+    except UsageError as error:  # on all ranks: nothing to score
+        if run.config.val_every is not None or run.config.keep_best:
+            raise
+        run.val_every = 0
+        run.report(f"validation ends: {error}")
+        return
     if result is None:  # on all ranks, which agreed after the same batch
         run.stop_agreed = True
         return

@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, and the guard that skips bad steps without asking the host.
+"""AdamW and Muon, their learning rate, and the guard that skips bad steps without asking the host.
 
 Input: the model's (sharded) parameters and their gradients. Output: updated parameters; unchanged ones if the gradient
 norm or the loss is not finite or far above its recent values. Everything stays on the device.
@@ -14,43 +14,136 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from train.config import TrainConfig
-from train.parallel.mesh import local
+from train.parallel.mesh import local, own_part
 
 WINDOW = 128
 """Steps whose gradient norms and losses are remembered; no step is judged before there are this many."""
 MAX_SKIPS = 10
 """Steps that may be skipped in a row; one more ends the run."""
+MOMENTUM, ADJUST = 0.95, "match_rms_adamw"
+"""Settings of Muon: torch's default, and a scale for which AdamW's learning rate and decay suit (arXiv 2502.16982)."""
 LEAST_RISE = 0.1
 """Nats per token: a loss that exceeds the mean by less is never an outlier, however small the deviation so far."""
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Return fused AdamW with the hyperparameters of the settings; norms and embeddings have no weight decay.
+    """Return fused AdamW, or with Muon, with the hyperparameters of the settings.
+
+    Norms and embeddings have no weight decay.
 
     A fused update of DTensors cannot mix meshes, and with tensor parallelism norms are on another mesh than matrices.
     So there may be several groups of one kind: `decays` distinguishes them, and checkpoints identify parameters by
     name.
     """
-    groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, bool, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = parameter.ndim > 1 and "embed_tokens" not in name
+        muon = config.optimizer == "muon" and parameter.ndim > 1 and "layers." in name
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault((decays, mesh), []).append(parameter)
-    optimizer = torch.optim.AdamW(
-        [{"params": parameters, "decays": decays} for (decays, _), parameters in groups.items()], fused=True
+        groups.setdefault((decays, muon, mesh), []).append(parameter)
+    kind = MuonAndAdamW if config.optimizer == "muon" else torch.optim.AdamW
+    optimizer = kind(
+        [
+            {"params": parameters, "decays": decays, "muon": muon}
+            for (decays, muon, _), parameters in groups.items()
+        ],
+        fused=True,
     )
     set_hyper_parameters(optimizer, config)
     # Created now and not at the first step, so that a checkpoint can be loaded into these tensors.
-    for parameter in model.parameters():
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if group["muon"]:
+                optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+                continue
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
     return optimizer
+
+
+class MuonAndAdamW(torch.optim.AdamW):
+    """torch's Muon for the groups with `muon`, AdamW for the others.
+
+    The step of Muon is not elementwise: it makes a whole matrix nearly orthogonal. Of as many matrices as there are
+    ranks with pieces of them, each rank gathers all, makes one orthogonal, and takes its pieces of the results.
+    `found_inf`: a scalar, 1.0 if the step must be skipped, as for AdamW.
+    """
+
+    found_inf: Tensor
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take a step."""
+        for group in (group for group in self.param_groups if group["muon"]):
+            matrices = [one for one in group["params"] if one.grad is not None]
+            ranks = _place(matrices[0])[1] if matrices else 1
+            for first in range(0, len(matrices), ranks):
+                self._step_matrices(matrices[first : first + ranks], group)
+            for one in matrices:
+                one.grad = None  # so that AdamW passes over it
+        super().step(closure)
+
+    def _step_matrices(self, matrices: Sequence[nn.Parameter], group: dict[str, Any]) -> None:
+        rate = group["lr"] * (1 - self.found_inf)
+        changes = []
+        for matrix in matrices:
+            assert matrix.grad is not None
+            momentum, gradient = local(self.state[matrix]["momentum_buffer"]), local(matrix.grad)
+            # In place of a gradient that may not be finite, one that changes nothing.
+            gradient = torch.where(self.found_inf > 0, momentum, gradient)
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            # torch's Muon begins with this rounding, so gathering the rounded values loses nothing.
+            changes.append(_gathered(gradient.lerp(momentum, MOMENTUM).bfloat16(), matrix))
+        # After all are gathered: else the ranks would wait for each other's products, one after the other.
+        for number, (matrix, change) in enumerate(zip(matrices, changes, strict=True)):
+            mine = number == _place(matrix)[0]
+            changes[number] = _orthogonal(change.float()) if mine else torch.zeros_like(change).float()
+        for matrix, change in zip(matrices, changes, strict=True):
+            piece = local(matrix)
+            piece.mul_(1 - rate * group["weight_decay"]).add_(_own_sum(change, matrix) * rate)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """Return what torch's Muon adds to a parameter at a learning rate of 1; float32, scaled to suit AdamW's rates."""
+    change = nn.Parameter(torch.zeros_like(matrix))
+    change.grad = matrix
+    more: dict[str, Any] = {"momentum": 0.0, "nesterov": False, "adjust_lr_fn": ADJUST}
+    torch.optim.Muon([change], lr=1.0, weight_decay=0.0, **more).step()  # type: ignore[no-untyped-call]
+    return change.detach()
+
+
+def _place(value: Tensor) -> tuple[int, int]:
+    """Return this rank's number among those with different pieces of a tensor, and how many there are."""
+    number, ranks = 0, 1
+    if isinstance(value, DTensor):
+        for dim, placement in enumerate(value.placements):
+            if not placement.is_replicate():
+                size = value.device_mesh.size(dim)
+                number, ranks = number * size + value.device_mesh.get_local_rank(dim), ranks * size
+    return number, ranks
+
+
+def _gathered(piece: Tensor, like: Tensor) -> Tensor:
+    """Return the whole tensor of which this rank has a piece as it has of `like`."""
+    if not isinstance(like, DTensor):
+        return piece
+    size: dict[str, Any] = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(piece, like.device_mesh, like.placements, run_check=False, **size).full_tensor()
+
+
+def _own_sum(value: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's piece, as it has of `like`, of the sum over the ranks with different pieces."""
+    if not isinstance(like, DTensor):
+        return value
+    kinds = [Replicate() if kind.is_replicate() else Partial() for kind in like.placements]
+    whole = DTensor.from_local(value, like.device_mesh, kinds, run_check=False).full_tensor()
+    return whole[own_part(like)]
 
 
 def set_hyper_parameters(optimizer: torch.optim.AdamW, config: TrainConfig) -> None:

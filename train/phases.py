@@ -305,6 +305,8 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     different = _fixed(
         saved, phase.identity(), MAY_CHANGE - ({"model.seq_len", "stream"} if diverged else set())
     )
+    if (was := meta.config.get("optimizer", "adamw")) != phase.config.optimizer:
+        different.append(f"optimizer was {was}, is {phase.config.optimizer}")
     tokenizer = phase.tokenizer().fingerprint
     if meta.tokenizer.fingerprint != tokenizer:
         different.append(

@@ -15,7 +15,7 @@ from typing import Any
 
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
-from train.config import TrainConfig, add_flags, command_parser, parse, recomputed, whole_number
+from train.config import SCHEDULES, TrainConfig, add_flags, command_parser, parse, recomputed, whole_number
 from train.model.sizes import LOSS_CHUNK, ModelConfig, model_config
 from train.monitor import energy, energy_text
 from train.parallel.devices import gigabytes_of, peak_of
@@ -23,12 +23,15 @@ from train.parallel.layout import (
     BatchSizes,
     Layout,
     bubble,
+    bubble_over_ideal,
     check_pipeline,
     check_split,
     compiles,
+    passes_held,
     solve_batch,
     solve_layout,
     split_layers,
+    stages_of,
 )
 
 HEADROOM = 0.9
@@ -88,7 +91,7 @@ def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled:
 
 
 def _activations(
-    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: int, width: int
+    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: float, width: int
 ) -> float:
     """Return the bytes per token of a pass: kept by these blocks in `passes` passes, plus one block's recomputation.
 
@@ -131,9 +134,11 @@ def _count_rank(
     """Count the tensors of one rank of a pipeline; tokens: tokens per pass."""
     width = 4 if config.precision == "fp32" else 2
     piped = layout.pipeline > 1
-    block, root = _shapes(model, layout.tensor, first=rank == 0, last=rank == layout.pipeline - 1)
-    numbers = split_layers(model, layout.pipeline)[rank]
-    blocks = len(numbers)
+    stages = stages_of(config, rank)
+    parts = split_layers(model, layout.pipeline * len(stages))
+    numbers = [number for stage in stages for number in parts[stage]]
+    blocks, last = len(numbers), len(parts) - 1 in stages
+    block, root = _shapes(model, layout.tensor, first=rank == 0, last=last)
 
     def values(shapes: list[tuple[int, int]], ranks: int = 1) -> int:
         """Return the values that one of the ranks holds if they divide the rows."""
@@ -147,10 +152,10 @@ def _count_rank(
     gathered = width * (values(ends) + (2 if frees else blocks) * values(block))
     # Gradients of one block in the precision of the passes, and the float32 input of their reduce-scatter.
     gathered += (width + 4) * values(block)
-    passes = min(accumulation, layout.pipeline - rank) if piped else 1
+    passes = passes_held(config, accumulation, rank) if piped else 1
     activations = int(tokens * _activations(model, config, layout, numbers, passes, width))
     if piped:  # torch keeps receive buffers of every micro-batch for both neighbours of a stage
-        activations += tokens * 2 * accumulation * model.dim * width // layout.tensor
+        activations += tokens * 2 * len(stages) * accumulation * model.dim * width // layout.tensor
     gradients = 4 * own
     if piped:
         gradients += 4 * whole
@@ -161,8 +166,12 @@ def _count_rank(
     # Logits and their gradient in the precision of the passes, logits twice in float32; the gradient of the matrix in
     # float32 and in that precision.
     loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
-    last = rank == layout.pipeline - 1
-    return Memory(4 * own, gradients, 8 * own, gathered, activations, loss if last else 0)
+    matrices = [(rows, columns) for rows, columns in block if columns > 1] * (config.optimizer == "muon")
+    optimizer = 8 * own - 4 * blocks * values(matrices, layout.shard)  # Muon has one moment
+    held = (4 * own, gradients, optimizer)
+    if config.offload:  # of gradients a pipeline keeps whole ones until the end of a step
+        held = (0, 4 * whole if piped else 0, 0)
+    return Memory(*held, gathered, activations, loss if last else 0)
 
 
 def largest_micro_batch(
@@ -195,6 +204,31 @@ def thumb_bytes(model: ModelConfig, tokens: int) -> dict[str, int]:
     return parts | {"overhead": sum(parts.values()) // 10}
 
 
+NAMES: dict[str, tuple[bool, bool]] = {
+    "DDP": (False, True),
+    "ZeRO-1, ZeRO-2": (True, False),
+    "ZeRO-3": (True, True),
+    "hybrid": (False, True),
+}
+"""How others call ways to shard: over all ranks or not, parameters freed after each use or not."""
+
+
+def bytes_by_name(
+    model: ModelConfig, layout: Layout, batch: BatchSizes, seq_len: int, config: TrainConfig, per_node: int
+) -> dict[str, int]:
+    """Return the bytes on one rank for each of NAMES; a hybrid shards inside of nodes of `per_node` devices."""
+    found, ranks = {}, layout.replicate * layout.shard
+    for name, (everywhere, reshard) in NAMES.items():
+        inside = solve_layout(ranks * layout.tensor, per_node, None, layout.tensor, 1, layout.context).shard
+        shard = ranks if everywhere else inside if name == "hybrid" else 1
+        split = replace(layout, replicate=ranks // shard, shard=shard)
+        settings = replace(config, reshard=reshard)
+        found[name] = count_tensors(
+            model, split, batch.micro_batch, batch.accumulation, seq_len, settings
+        ).total
+    return found
+
+
 def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
     """Compute all figures of `train plan` as JSON values; None where an input is missing.
 
@@ -221,7 +255,13 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     if peak is not None and space.mfu is not None and fits is not False:
         seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
         hours = seconds * steps / 3600 if steps is not None else None
+    saved = 12 * model.parameters  # the weights and two moments in float32
+    if config.optimizer == "muon":
+        saved -= 4 * model.layers * model.block_weights
     kept = config.keep_last + config.keep_best + ((steps or 0) // config.milestone if config.milestone else 0)
+    at_home = count_tensors(
+        model, layout, batch.micro_batch, batch.accumulation, seq_len, replace(config, offload=False)
+    )
     largest = None
     if gigabytes is not None:
         largest = largest_micro_batch(model, layout, batch.accumulation, seq_len, config, gigabytes)
@@ -229,10 +269,16 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "parameters": model.parameters,
         "layout": asdict(layout),
         "batch": asdict(batch),
-        "bubble": bubble(config.pipeline, batch.accumulation),
-        "bubble_over_ideal": (config.pipeline - 1) / batch.accumulation,
+        "bubble": bubble(config, batch.accumulation),
+        "bubble_over_ideal": bubble_over_ideal(config, batch.accumulation),
+        "bubble_over_ideal_of": {
+            name: bubble_over_ideal(replace(config, pipeline_schedule=name), batch.accumulation)
+            for name in SCHEDULES
+        },
         "steps": steps,
         "count": asdict(count),
+        "bytes_by_name": bytes_by_name(model, layout, batch, seq_len, config, space.devices_per_node),
+        "host_bytes": 2 * at_home.parameters + at_home.optimizer if config.offload else 0,
         "device_gigabytes": gigabytes,
         "fits": fits,
         "largest_micro_batch": largest,
@@ -243,8 +289,8 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "thumb": thumb_bytes(model, batch.micro_batch * seq_len),
         **energy(hours and config.watts and hours * ranks * config.watts / 1e6, config),
         "node_hours": hours * space.nodes if hours is not None else None,
-        "checkpoint_bytes": 12 * model.parameters,  # the weights and two moments in float32
-        "quota_bytes": 12 * model.parameters * (kept + 1),
+        "checkpoint_bytes": saved,
+        "quota_bytes": saved * (kept + 1),
     }
 
 
@@ -276,7 +322,9 @@ def render(plan: dict[str, Any]) -> str:
             + (f", {layout['context']} ranks share each sequence" if layout["context"] > 1 else ""),
             f"global batch {BatchSizes(**plan['batch'])}",
             f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step, "
-            f"{plan['bubble_over_ideal']:.1%} over its ideal time ((P - 1) / m, 1F1B)",
+            f"{plan['bubble_over_ideal']:.1%} over its ideal time ("
+            + ", ".join(f"{name} {over:.1%}" for name, over in plan["bubble_over_ideal_of"].items())
+            + ")",
             f"\n{'GiB on one device':<20}{'exact':>15}{'rule of thumb':>15}",
             *(
                 f"{part:<20}"
@@ -294,6 +342,13 @@ def render(plan: dict[str, Any]) -> str:
             ),
             "The rule of thumb: the whole model on one device, AdamW 3 x its parameters, batch x length x width x "
             "layers, a tenth of overhead.",
+            "in GiB by name: "
+            + "; ".join(f"{name} {size / GIB:.2f}" for name, size in plan["bytes_by_name"].items()),
+            *(
+                [f"host memory: {plan['host_bytes'] / GIB:.1f} GiB for each device (--offload)"]
+                if plan["host_bytes"]
+                else []
+            ),
             f"\n{verdict}\n",
             f"peak: {number(peak and peak / 1e12, 'TFLOP/s')} ({plan['peak_source']})",
             f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "

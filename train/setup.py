@@ -27,7 +27,7 @@ from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
 from train.parallel.context import Context
 from train.parallel.devices import Device
-from train.parallel.group import all_or_raise
+from train.parallel.group import all_or_raise, connect
 from train.parallel.layout import (
     Layout,
     bubble,
@@ -36,6 +36,7 @@ from train.parallel.layout import (
     compiles,
     solve_layout,
     split_layers,
+    stages_of,
 )
 from train.parallel.mesh import build_mesh, materialize
 from train.parallel.parallelize import parallelize, pass_dtype
@@ -43,11 +44,14 @@ from train.parallel.pipeline import Pipeline, take_part
 from train.phases import Phase, Segment, open_phases
 from train.step import TrainState
 
+VAL_EVERY = 500
+"""Steps between validations by default."""
+
 
 def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layout]:
     """Open the data of all phases, and solve the mesh and the batch sizes.
 
-    Raises UsageError if sizes do not divide, or a phase has no validation data.
+    Raises UsageError if sizes do not divide.
     """
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
@@ -57,9 +61,22 @@ def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layou
     for phase in phases:
         check_split(config, phase.model, phase.view.seq_len)
         check_pipeline(config, phase.model, phase.batch)
-        if config.val_every:  # else a phase without validation data would end the run when it begins
-            validation_sources(phase.config, phase.view.mix)
     return phases, layout
+
+
+def validation_interval(config: TrainConfig, phases: Sequence[Phase]) -> int:
+    """Return the steps between validations, 0 for never. By default VAL_EVERY, if all phases have validation data.
+
+    Raises UsageError if validation is asked for and a phase has no data for it: it would end the run when it begins.
+    """
+    try:
+        for phase in phases if config.val_every != 0 else ():
+            validation_sources(phase.config, phase.view.mix)
+    except UsageError:
+        if config.val_every is None and not config.keep_best:
+            return 0
+        raise
+    return VAL_EVERY if config.val_every is None else config.val_every
 
 
 def build_trainee(
@@ -70,15 +87,18 @@ def build_trainee(
     The weights are random, or those of --init-from. phase: the first phase of the run.
     """
     sizes = phase.model
-    mesh = build_mesh(device, layout, config.timeout)
-    context = Context.of(mesh, config.context, config.timeout)
-    with torch.device("meta"):
-        part = Decoder(sizes, z_loss=config.z_loss)
-    take_part(part, mesh["pipeline"].get_local_rank(), split_layers(sizes, config.pipeline))
-    parallelize(part, mesh, context, config, device)
-    model: Decoder | Pipeline = part
+    mesh = build_mesh(device, layout)
+    context = Context.of(mesh, config.context)
+    connect(device, config.timeout, report)
+    stages, parts = stages_of(config, mesh["pipeline"].get_local_rank()), []
+    for stage in stages:
+        with torch.device("meta"):
+            parts.append(part := Decoder(sizes, z_loss=config.z_loss))
+        take_part(part, stage, split_layers(sizes, config.pipeline * len(stages)))
+        parallelize(part, mesh, context, config, device)
+    model: Decoder | Pipeline = parts[0]
     if config.pipeline > 1:
-        model = Pipeline(part, mesh["pipeline"], pass_dtype(config, device))
+        model = Pipeline(parts, mesh["pipeline"], pass_dtype(config, device), config)
     # A resumed run loads the weights of its checkpoint; the --init-from folder may be gone by now. Rank 0 decides:
     # another node may still see an older state of the shared folders, and would wait in other collectives.
     sources = [None if complete_checkpoints(Path(config.out) / "checkpoints") else config.start]
@@ -89,13 +109,13 @@ def build_trainee(
         ours = phase.tokenizer()
         all_or_raise(lambda: None if dist.get_rank() else check_tokenizer(source, ours, report, map_path))
         value = exported_tensors(source, sizes, report, read_map(map_path) if map_path else None)
-        materialize(model, device.device, value)
+        materialize(model, device.device, value, offload=config.offload)
     elif source is not None and config.vocab_map:
         raise UsageError(
             f"--vocab-map: {source} is a checkpoint; export it with train export, and name the exported folder"
         )
     else:
-        materialize(model, device.device, partial(initial_tensor, sizes, config.seed))
+        materialize(model, device.device, partial(initial_tensor, sizes, config.seed), offload=config.offload)
         if source is not None:
             load_weights(model, mesh, source, sizes, phase.tokenizer(), report)
     data = phase.view.eod_id, phase.view.seq_len
@@ -119,7 +139,9 @@ def enter_phase(trainee: TrainState, phase: Phase, before: Phase | None) -> None
         trainee.guard.forget()
 
 
-def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], device: Device) -> str:
+def describe(
+    config: TrainConfig, layout: Layout, segments: Sequence[Segment], device: Device, val_every: int
+) -> str:
     """Describe in a few lines what will run."""
     first = segments[0].phase
     model = first.model
@@ -127,7 +149,8 @@ def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], d
     split = ""
     if layout.pipeline > 1:
         split += (
-            f" x {layout.pipeline} pipeline (bubble {bubble(layout.pipeline, first.batch.accumulation):.1%})"
+            f" x {layout.pipeline} pipeline ({config.pipeline_schedule}, bubble "
+            f"{bubble(config, first.batch.accumulation):.1%})"
         )
     if layout.context > 1:
         split += f", {layout.context} ranks share each sequence"
@@ -140,6 +163,10 @@ def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], d
         f"{torch.get_num_threads()} threads each, peak {peak} ({device.peak_source})",
         f"global batch {first.batch}",
         f"{last} steps, {segments[-1].tokens_after(last):,} tokens, {plural(len(segments), 'phase')} to come",
+        f"validation every {val_every} steps and after the last one (--val-every)"
+        if val_every
+        else "no validation "
+        + ("(--val-every 0)" if config.val_every == 0 else "(the shards have no split for it)"),
         f"attention: {config.attention}; blocks are {'compiled' if blocks else 'not compiled'}",
     ]
     if not device.is_gpu:

@@ -32,7 +32,7 @@ from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.phases import Phase, Segment, check_resume, differences, plan_segments
 from train.report import Reporter
-from train.setup import build_trainee, describe, enter_phase, make_plan
+from train.setup import build_trainee, describe, enter_phase, make_plan, validation_interval
 from train.step import Mark, Readback, TrainState
 from train.stragglers import Stragglers
 
@@ -43,8 +43,8 @@ class Run:
     segment: segment of the next step. progress: the finished work. pending: the queued step whose numbers the host has
     not read yet. last_end: the end of the step before it. stop_agreed: whether all ranks end after the current step.
     waits: whether all ranks read a step's numbers before they begin the next. long_step: whether rank 0 wants that.
-    val_loss: validation loss after the current step, None if it was not evaluated. lost: set on rank 0 if another run
-    takes the folder.
+    val_every: steps between validations, 0 for none. val_loss: validation loss after the current step, None if it was
+    not evaluated. lost: set on rank 0 if another run takes the folder.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Run:
         # so a start that fails loses no line.
         out, rank = Path(config.out), dist.get_rank()
         phases, layout = make_plan(config, dist.get_world_size())
+        self.val_every = validation_interval(config, phases)
         self.config, self.device, self.stop, self.report, self.lost = config, device, stop, report, lost
         self.trainee = build_trainee(config, phases[0], layout, device, report)
         self.checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
@@ -64,7 +65,7 @@ class Run:
         self.progress = saved
         self.segments = plan_segments(phases, saved, None if meta is None else meta.identity)
         self.segment = segment = self.segments[0]
-        report(describe(config, layout, self.segments, device))
+        report(describe(config, layout, self.segments, device, self.val_every))
         if meta is not None:
             report(f"resumed from step {saved.step}")
             _report_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
@@ -83,8 +84,11 @@ class Run:
         self.goodput = Goodput(STARTED, goodput, self.log.lost, report, self.log.background)
         sensor = sensors if senses(device, rank) else None
         self.monitor, self.unseen = Monitor(config, dist.get_world_size(), sensor, report), (0.0, 0.0)
-        self.stragglers = Stragglers(device.device, config.timeout, saved.step)
-        self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
+        self.stragglers = Stragglers(device.device, saved.step)
+        self.feed, self.validation = (
+            _open_feed(segment, self.trainee),
+            _open_validation(segment, self.val_every),
+        )
         self.last_end = Mark(device.device)
         self.pending: Readback | None = None
         self.stop_agreed = self.waits = self.long_step = self.warned = False
@@ -126,7 +130,7 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     if segment is not run.segment:
         waited = run.feed.waited
         run.segment, run.feed = segment, _open_feed(segment, run.trainee)
-        run.feed.waited, run.validation = waited, _open_validation(segment)
+        run.feed.waited, run.validation = waited, _open_validation(segment, run.val_every)
     run.log.segment(segment.reads())
     run.progress = replace(
         run.progress, position=segment.position, phase=phase.at, schedule=segment.schedule, unit=segment.unit
@@ -145,9 +149,9 @@ def _open_feed(segment: Segment, trainee: TrainState) -> Feed:
     return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, trainee.device, here)
 
 
-def _open_validation(segment: Segment) -> dict[str, ValidationSource]:
+def _open_validation(segment: Segment, every: int) -> dict[str, ValidationSource]:
     config = segment.phase.config
-    return validation_sources(config, segment.phase.view.mix) if config.val_every else {}
+    return validation_sources(config, segment.phase.view.mix) if every else {}
 
 
 def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> dict[str, tuple[Any, Any]]:

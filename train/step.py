@@ -55,7 +55,9 @@ class TrainState:
     def __post_init__(self) -> None:
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(self.model, self.config)
-        self.guard = Guard(self.device)
+        self.guard = Guard(
+            self.parameters[0].device
+        )  # the host's with --offload: that is where norms are computed
 
     def part(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return this rank's part of the inputs and targets of (n, L + 1) tokens, each (n, L / context), on the device.

@@ -10,7 +10,7 @@ Three times belong to one rank alone; the first two are means per step since the
 - host: seconds its host needed to queue a step, without that wait (0 on a CPU, where nothing is queued);
 - device: seconds of one matrix product of fixed size, right after a step, when the device is at its warmest.
 
-Every EVERY steps a gloo group of its own gathers them between the hosts. The numbers are those of finished steps, so
+Every EVERY steps gloo gathers them between the hosts. The numbers are those of finished steps, so
 the device does not wait for anything.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -57,14 +56,15 @@ def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds
 class Stragglers:
     """Compares all ranks every EVERY steps; every rank must call its methods at the same steps."""
 
-    def __init__(self, device: torch.device, timeout: int, first: int) -> None:
+    def __init__(self, device: torch.device, first: int) -> None:
         """first: steps that were done before this start."""
         self._ranks = dist.get_world_size()
         self._device = device
         self._busy = 0.0  # seconds that the host spent queueing steps
         self._since = (first, 0.0, 0.0)
         self._probe: tuple[Mark, Mark] | None = None
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._hosts = [""] * self._ranks
+        dist.all_gather_object(self._hosts, os.uname().nodename)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self._matrix = torch.ones((SIZE[device.type],) * 2, dtype=dtype, device=device)
 
@@ -88,8 +88,8 @@ class Stragglers:
         steps = max(1, step - first)
         self._since = step, waited, self._busy
         host = (self._busy - busy_then) / steps if self._device.type == "cuda" else 0.0
-        mine = os.uname().nodename, ((waited - waited_then) / steps, host, end.seconds_since(begin))
-        rows: list[Any] = [None] * self._ranks
-        dist.all_gather_object(rows, mine, group=self._group)
-        hosts, table = zip(*rows, strict=True)
-        return slowest(table, hosts, seconds)
+        mine = [(waited - waited_then) / steps, host, end.seconds_since(begin)]
+        # Tensors of the host, so that gloo sends them, in the group that all ranks have anyway.
+        table = torch.empty(self._ranks, len(mine), dtype=torch.float64)
+        dist.all_gather(list(table), torch.tensor(mine, dtype=torch.float64))
+        return slowest(table.tolist(), self._hosts, seconds)

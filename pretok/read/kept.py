@@ -8,7 +8,9 @@ what a table has and JSON writes as text: bytes, dates, times and decimal number
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -70,8 +72,10 @@ def parse_keep(text: str) -> KeptColumn:
 def type_of(kind: pa.DataType) -> str:
     """The key of TYPES as which a column of an Arrow type is kept, "" for none."""
     is_ = pa.types
-    if is_.is_dictionary(kind):
+    if is_.is_dictionary(kind) or is_.is_run_end_encoded(kind):
         return type_of(kind.value_type)
+    if isinstance(kind, pa.UuidType):
+        return "text"
     if is_.is_boolean(kind):
         return "boolean"
     if is_.is_integer(kind):
@@ -98,6 +102,9 @@ def keep_column(column: pa.Array, kind: str) -> KeptValues:
     """Convert a column of a table, whose texts may be other bytes than UTF-8, to a type in TYPES."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if isinstance(column.type, pa.JsonType):
+        kept = _of_json(column, kind)
+        return kept, np.asarray(kept.is_null()) & np.asarray(column.is_valid())
     if not fits(type_of(column.type), kind):
         kept = pa.nulls(len(column), TYPES[kind])
     elif kind == "text":
@@ -110,6 +117,22 @@ def keep_column(column: pa.Array, kind: str) -> KeptValues:
     else:
         kept = column.cast(TYPES[kind], safe=kind != "float")
     return kept, np.asarray(kept.is_null()) & np.asarray(column.is_valid())
+
+
+def _of_json(column: pa.Array, kind: str) -> pa.Array:
+    """The values of a column of JSON that have the type `kind`; null for others."""
+    types: dict[str, tuple[type, ...]] = {
+        "text": (str,), "integer": (int,), "float": (int, float), "boolean": (bool,),
+    }  # fmt: skip
+
+    def kept(text: str | None) -> object:
+        value: Any = None if text is None else msgspec.json.decode(text)
+        whole = isinstance(value, bool) == (kind == "boolean") and isinstance(value, types[kind])
+        if not whole or (kind == "integer" and not -(2**63) <= value < 2**63):
+            return None
+        return None if kind == "text" and len(value.encode()) > LONGEST_VALUE else value
+
+    return pa.array(map(kept, column.to_pylist()), TYPES[kind])
 
 
 def _written(column: pa.Array) -> pa.LargeStringArray:

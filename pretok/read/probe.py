@@ -93,7 +93,10 @@ def _problem(probe: Probe, fields: Sequence[str], lists: bool) -> str:
         place = "in the table of the source, in the place of field"
         return f"{path} holds conversations: write messages = {chat!r} {place}"
     there = any(f"{name}.".startswith(f"{field}.") for name in names)
-    what = f"the field {field!r} is not text in {path}" if there else f"no field {_either(fields)} in {path}"
+    strange = next(
+        (kind for kind in names.get(field, ()) if kind.startswith("of the unknown type")), "not text"
+    )
+    what = f"the field {field!r} is {strange} in {path}" if there else f"no field {_either(fields)} in {path}"
     texts = sorted(name for name, kinds in names.items() if TEXT in kinds)
     if not texts:
         return f"{what}, nor any text in another field"

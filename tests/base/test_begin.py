@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from support import ROOT
+from support import ROOT, needs
 
 from pretok.base.begin import SIGNALS
 
@@ -35,6 +35,11 @@ COMMAND = """
 import sys, importlib
 sys.argv = {arguments!r}
 getattr(importlib.import_module({entry!r}), {function!r})()
+"""
+MODULE = """
+import runpy, sys
+sys.argv = {arguments!r}
+runpy.run_module({entry!r}, run_name="__main__", alter_sys=True)
 """
 PRETOK = {"entry": "pretok.__main__", "function": "main"}
 TRAIN = {"entry": "train.__main__", "function": "start"}
@@ -68,6 +73,16 @@ def test_a_signal_while_a_command_loads_is_code_75_and_a_line(command, module, n
     done = ended(AT_IMPORT + COMMAND, arguments=command, module=module, number=int(number), **entry)
     line = f"{command[0]}: interrupted; run the same command again to continue\n"
     assert (done.returncode, done.stdout, done.stderr) == (75, "", line)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("entry", ["train.launch", "train.preflight"])
+def test_a_signal_while_a_module_of_the_trainer_loads_torch_is_code_75_and_a_line(entry, number):
+    needs("torch")
+    done = ended(AT_IMPORT + MODULE, arguments=[entry], entry=entry, module="torch", number=int(number))
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr.endswith("interrupted; run the same command again to continue\n")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -122,8 +122,31 @@ def test_jobs_have_their_dependencies_and_the_options_of_profile_recipe_and_flag
     ]  # fmt: skip
 
 
+MACHINES = "deucalion discoverer jupiter karolina leonardo lumi marenostrum5 meluxina vega"
+PROFILES = sorted(["generic", *MACHINES.split()])
+
+
+@pytest.mark.parametrize("name", MACHINES.split())
+def test_a_profile_of_a_machine_has_all_values_and_says_where_they_are_from(name: str) -> None:
+    """What no public page says is empty, so that `submit` asks for it, or has `not confirmed` beside it."""
+    loaded = load_profile(name)
+    assert loaded.values.keys() == load_profile("generic").values.keys()
+    text = loaded.path.read_text("utf-8")
+    assert "\n# Sources: " in text
+    assert not loaded.values["SITE_ACCOUNT"]
+    for kind in ("CPU", "GPU"):
+        if loaded.values[f"SITE_{kind}_PARTITION"]:
+            assert int(loaded.values[f"SITE_{kind}_CORES"]) >= 32
+            assert (
+                loaded.values[f"SITE_{kind}_TIME"].endswith(":00:00") or "not found in public sources" in text
+            )
+            assert loaded.values[f"SITE_{kind}_MEMORY"]
+        else:
+            assert "not known" in text
+
+
 def test_a_profile_is_refused_until_what_its_stages_need_is_filled_in(profile: Path) -> None:
-    for name in ("generic", "jupiter", "leonardo", "lumi", "marenostrum5"):
+    for name in PROFILES:
         with pytest.raises(UsageError, match="SITE_VENV"):
             check_profile(load_profile(name), Slurm(), ["tokenize", "train"])
     profile.write_text(FILLED.replace("SITE_GPUS=4", "SITE_GPUS="))
@@ -176,7 +199,7 @@ def test_a_chain_ends_and_is_cancelled_when_slurm_refuses(
 
 
 WRONG = {
-    "--profile nowhere": "known: generic, jupiter, leonardo, lumi, marenostrum5",
+    "--profile nowhere": f"known: {', '.join(PROFILES)}",
     "--nodes 4": "STAGE=VALUE",
     "--stages tokenise": "unknown stages tokenise",
     "-- --stepz 9": "--steps",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support import needs
@@ -157,3 +159,29 @@ def test_a_sum_over_any_number_of_ranks_is_exact_and_a_wrong_one_found(
     found = pytest.raises(ArithmeticError, match="sum over all ranks is not") if wrong else nullcontext()
     with found:
         preflight.all_reduce(torch.device("cpu"), None)
+
+
+def test_the_preflight_sums_in_two_groups(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some machines hang in the second group, which training has too."""
+    used: list[object] = []
+    original = preflight.dist.all_reduce
+
+    def reduce(tensor: torch.Tensor, *arguments: object, group: Any = None) -> object:
+        used.append(group)
+        return original(tensor, *arguments, group=group)
+
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    values = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in (values | {"WORLD_SIZE": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(preflight.dist, "all_reduce", reduce)
+    monkeypatch.setattr(preflight, "CPU_NUMBERS", 8)
+    assert preflight.main() == 0
+    assert len(set(map(id, used))) == 2
+    assert None not in used
+    assert [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]] == [
+        "matmul",
+        "all-reduce",
+    ]

@@ -20,6 +20,8 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from torch.distributed.fsdp import FSDPModule
+
 from pretok.base.storage import read_lines
 from tests.train_support import (
     Job,
@@ -82,12 +84,45 @@ MORE = [
     Mesh(tensor=2, more=COMPILED),
     Mesh(shard=2, context=2, more=COMPILED),
 ]
+INTERLEAVED, ZERO_BUBBLE, DUALPIPE = (
+    {"pipeline_schedule": kind, "micro_batch": 1} for kind in ("interleaved", "zero-bubble", "dualpipe")
+)
+SCHEDULES = [
+    Mesh(pipeline=2, more=INTERLEAVED | FULL),
+    Mesh(pipeline=2, shard=2, more=ZERO_BUBBLE),
+    Mesh(pipeline=2, tensor=2, more=DUALPIPE),
+    Mesh(pipeline=2, replicate=2, more=DUALPIPE),
+    Mesh(pipeline=2, shard=2, context=2, more=INTERLEAVED | {"micro_batch": 4} | COMPILED),
+    Mesh(pipeline=2, more=ZERO_BUBBLE | FULL | {"micro_batch": 2}),
+]
+OFFLOAD = {"offload": True, "micro_batch": 2}
+OFFLOADED = [
+    Mesh(shard=2, more=OFFLOAD),
+    Mesh(replicate=2, shard=2, more=OFFLOAD | {"reshard": False}),
+    Mesh(pipeline=2, tensor=2, more=OFFLOAD),
+]
+MUON = {"optimizer": "muon", "lr": 0.001}
+MUONS = [
+    Mesh(shard=2, more=MUON),
+    Mesh(shard=2, tensor=2, more=MUON),
+    Mesh(pipeline=2, replicate=2, more=MUON),
+]
+NAMED = {
+    "DDP": Mesh(replicate=2),
+    "ZeRO-1, ZeRO-2": Mesh(shard=2, more={"reshard": False}),
+    "ZeRO-3": Mesh(shard=2),
+    "hybrid": Mesh(replicate=2, shard=2),
+}
 CHAINS = [
     pytest.param("window = 5", QUICK[False], id="quick"),
     pytest.param("qk_norm = true", QUICK[True], id="quick-tied", marks=pytest.mark.slow),
     pytest.param(
         "qkv_bias = true", [*EVERY, *MORE], id="every", marks=[pytest.mark.slow, pytest.mark.timeout(900)]
     ),
+    pytest.param("window = 5", SCHEDULES, id="schedules"),
+    pytest.param("window = 5", OFFLOADED, id="offload"),
+    pytest.param("window = 5", MUONS, id="muon"),
+    pytest.param("window = 5", [*NAMED.values()], id="named"),
     pytest.param(
         "qkv_bias = true",
         [Mesh(tensor=2, more=COMPILED | FULL), Mesh(tensor=2, more=COMPILED | HALF)],
@@ -126,7 +161,8 @@ def test_a_run_through_many_meshes_is_that_of_one_process(
         return mesh.ranks, flags(tiny_config(conversations, tmp_path, model=str(model), **settings))
 
     links = [job(mesh, "through", end) for mesh, end in zip(meshes, ends, strict=True)]
-    text = run_jobs([job(Mesh(), "whole", ends[-1]), *links], tmp_path, before=_watch)
+    alone = Mesh(more=MUON if meshes is MUONS else {})
+    text = run_jobs([job(alone, "whole", ends[-1]), *links], tmp_path, before=_watch)
 
     whole, through = tmp_path / "whole", tmp_path / "through"
     losses, learned = column(whole, "loss"), column(whole, "learned")
@@ -135,22 +171,24 @@ def test_a_run_through_many_meshes_is_that_of_one_process(
     assert min(column(whole, "grad_norm")) > 0.3
     assert column(through, "data_hash") == column(whole, "data_hash")
     assert column(through, "learned") == learned
-    assert column(through, "loss") == pytest.approx(losses, rel=1e-5)
-    assert column(through, "grad_norm") == pytest.approx(column(whole, "grad_norm"), rel=1e-4)
+    near = 1e-6 if len(meshes) < 10 else 1e-5  # rounding adds up over the steps
+    assert column(through, "loss") == pytest.approx(losses, rel=near)
+    assert column(through, "grad_norm") == pytest.approx(column(whole, "grad_norm"), rel=10 * near)
     validations = [read_lines(run / "validation.jsonl") for run in (through, whole)]
     assert len(validations[1]) == len(meshes)
     for name in ("val_loss", "val_bits_per_byte"):
         found, wanted = ([record[name] for record in records] for records in validations)
-        assert found == pytest.approx(wanted, rel=1e-5)
+        assert found == pytest.approx(wanted, rel=near)
     for mesh, end in zip(meshes, ends, strict=True):
-        found, alone = (read_tensors(run / f"checkpoints/step-{end:08d}") for run in (through, whole))
-        assert found.keys() == alone.keys(), mesh
-        for name, value in alone.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5, msg=f"{mesh} {name}")
+        found, wanted = (read_tensors(run / f"checkpoints/step-{end:08d}") for run in (through, whole))
+        assert found.keys() == wanted.keys(), mesh
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, rtol=100 * near, atol=near, msg=f"{mesh} {name}")
         # A rank that shares sequences has its part of each; between matrix products a tensor rank too.
         part = mesh.tensor * mesh.context
         saw = {line for line in text.splitlines() if line.startswith(f"to step {end} blocks saw")}
         assert f"to step {end} blocks saw {sorted({SHORT // part, LONG // part})}" in saw
+        assert f"to step {end} offloaded { {mesh.more.get('offload', False)} }" in text
     # Each rank reads a part of a checkpoint.
     for mesh, end in zip(meshes[1:], ends, strict=False):
         readers = {line.split()[-1] for line in text.splitlines() if line.startswith(f"read step-{end:08d}")}
@@ -164,6 +202,9 @@ def _watch() -> None:
     from train.checkpoint import tensors
     from train.model import loss
 
+    torch.Tensor.bfloat16 = (
+        torch.Tensor.float
+    )  # in Muon: else the last bit of a gradient decides where it is rounded
     seen = set[int]()
     said = lambda _, reader, *__: print("read", reader.checkpoint.name, "by", os.environ["RANK"])  # noqa: E731
     around(tensors, "restore", said)
@@ -174,10 +215,19 @@ def _watch() -> None:
             block.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
 
     around(loop, "_loop", look, lambda _, run: print("to step", run.steps, "blocks saw", sorted(seen)))
+    around(loop, "_loop", lambda run: print("to step", run.steps, "offloaded", _offloaded(run.trainee.model)))
     compiled = partial(torch.compile, dynamic=False, backend="aot_eager")
     loss._compiled = cache(lambda function: compiled(function))
     original = torch.nn.Module.compile
     torch.nn.Module.compile = lambda self, **options: original(self, backend="aot_eager", **options)
+
+
+def _offloaded(model: Any) -> set[bool]:
+    """Whether torch takes the parameters from the host and brings their gradients there; on a CPU both are there."""
+    groups = [
+        part._get_fsdp_state()._fsdp_param_group for part in model.modules() if isinstance(part, FSDPModule)
+    ]
+    return {one.offload_to_cpu for group in groups if group is not None for one in group.fsdp_params}
 
 
 def test_replicas_skip_a_step_together(shards: Path, tmp_path: Path) -> None:

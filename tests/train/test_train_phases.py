@@ -160,6 +160,7 @@ def test_what_must_not_change_is_refused_by_name(trial: Trial) -> None:
     for change, message in (
         ({"model": str(wide)}, r"run was started with other settings: model\.hidden was 64, is 32\. Resume"),
         ({"seed": 3}, r"settings: seed was 0, is 3\. Resume"),
+        ({"optimizer": "muon"}, r"settings: optimizer was adamw, is muon\. Resume"),
         ({"mix": other}, "the data differs from sequence 0 on, and 48 are already read"),
         (
             {"mix": apart},

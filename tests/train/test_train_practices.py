@@ -10,9 +10,10 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from pretok.base.errors import UsageError
 from pretok.base.storage import read_lines
-from tests.train_support import Trial, column
-from train import start
+from tests.train_support import Trial, column, read_tensors
+from train import loop, setup, start
 from train.__main__ import main
 from train.checkpoint.save import auto_interval
 from train.config import TrainConfig
@@ -76,6 +77,41 @@ def test_a_run_says_its_interval_and_saves_by_it(trial: Trial, capsys: pytest.Ca
     run = trial.train(save_every="auto", steps=6, keep_last=100)
     assert len(list((run / "checkpoints").glob("step-*"))) >= 3
     assert capsys.readouterr().out.count("4 times the start") == 1
+
+
+def test_a_validation_split_is_used_and_disturbs_nothing(trial: Trial) -> None:
+    """By default, where there is one. Losses and checkpoints are those of a run without it, bit by bit."""
+    trial.patch.setattr(setup, "VAL_EVERY", 3)
+    runs = {every: trial.train(f"{every}", val_every=every, save_every="8") for every in (None, 0)}
+    said = trial.said()
+    assert said.count("validation every 3 steps and after the last one (--val-every)") == 1
+    assert said.count("no validation (--val-every 0)") == 1
+    assert [line["step"] for line in read_lines(runs[None] / "validation.jsonl")] == [3, 6, 8]
+    assert not (runs[0] / "validation.jsonl").exists() or not read_lines(runs[0] / "validation.jsonl")
+    for name in ("loss", "grad_norm", "data_hash"):
+        assert column(runs[None], name) == column(runs[0], name)
+    with_it, without = (read_tensors(run / "checkpoints/step-00000008") for run in runs.values())
+    assert with_it.keys() == without.keys()
+    assert all(torch.equal(value, without[name]) for name, value in with_it.items())
+
+
+def test_without_a_validation_split_there_is_no_validation(trial: Trial) -> None:
+    trial.train(val_every=None, seq_len=600, global_batch=1, steps=1)
+    assert "no validation (the shards have no split for it)" in trial.said()
+    with pytest.raises(UsageError, match="has no validation sequence of 600 tokens"):
+        trial.train("best", val_every=None, keep_best=1, seq_len=600, global_batch=1, steps=1)
+
+
+def test_a_validation_that_nobody_asked_for_ends_no_run(trial: Trial) -> None:
+    def nothing(*_: object) -> None:
+        raise UsageError("no token contributes")
+
+    trial.patch.setattr(loop, "evaluate", nothing)
+    run = trial.train(val_every=None)
+    assert (run / "done.json").exists()
+    assert "validation ends: no token contributes" in trial.said()
+    with pytest.raises(UsageError, match="no token contributes"):
+        trial.train("asked", val_every=8)
 
 
 def played(*rows: tuple[float, float, float]) -> Iterator[dict[str, float | None]]:

@@ -268,3 +268,36 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
         trial.train()
     assert newest.exists()
     assert len({path.parent for path in calls}) == 1
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_milestones_and_best_checkpoints_are_copied_whole_or_not_at_all(trial: Trial, damaged: bool) -> None:
+    """Also those that retention deletes right after; what an attempt that was killed left is replaced."""
+    copies = trial.folder / "copies"
+    left = copies / f".step-00000002{save.TEMPORARY_SUFFIX}"
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    real = save.shutil.copytree
+
+    def copytree(source: Path, target: Path) -> None:
+        real(source, target)
+        if damaged:
+            with (target / "rank-00000.safetensors").open("r+b") as file:
+                file.seek(-1, 2)
+                last = file.read(1)
+                file.seek(-1, 2)
+                file.write(bytes([last[0] ^ 1]))
+
+    trial.patch.setattr(save.shutil, "copytree", copytree)
+    run = trial.train(steps=4, save_every="1", milestone=2, keep_last=1, backup=str(copies))
+    copied = sorted(path.name for path in copies.glob("step-*"))
+    if damaged:
+        assert copied == []
+        assert "warning: " in (said := trial.said())
+        assert "is damaged: its checksum is not the recorded one" in said
+        return
+    assert copied == ["step-00000002", "step-00000004"]
+    assert not left.exists()
+    for name in copied:
+        meta.check_files(copies / name, read_meta(copies / name))
+        assert read_meta(copies / name) == read_meta(run / "checkpoints" / name)

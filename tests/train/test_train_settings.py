@@ -26,6 +26,7 @@ from pretok.base.errors import UsageError
 
 torch = needs("torch")
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
@@ -39,14 +40,16 @@ from train.parallel.layout import (
     BatchSizes,
     Layout,
     bubble,
+    bubble_over_ideal,
     check_pipeline,
     check_split,
     compiles,
+    passes_held,
     solve_batch,
     solve_layout,
     split_layers,
 )
-from train.parallel.pipeline import take_part
+from train.parallel.pipeline import TORCHS, take_part
 from train.plan import Memory, count_tensors, largest_micro_batch
 
 ITALIA = PRESETS["italia-9b"]
@@ -67,7 +70,7 @@ IN_A_FILE = {
     "decay = 1000": "decay is 1000.0; it must be at least 0 and at most 1",
     "seed = 9223372036854775808": "seed is 9223372036854775808; .* at most 9223372036854775807",
     "beta2 = 1": "beta2 is 1.0; it must be at least 0 and at most 0.999999",
-    "keep_best = 2": "keep_best ranks checkpoints by validation loss: give val_every too",
+    "keep_best = 2\nval_every = 0": "keep_best ranks checkpoints by validation loss: val_every must not be 0",
     "save_every = '0m'": "save_every is '0m'",
     "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",
     "lr = nan": "lr is nan; it must be at least 0",
@@ -113,7 +116,7 @@ def test_wrong_settings_are_refused_with_what_where_and_the_nearest_that_is_righ
 
 UNREAD = {
     "cache_bytes = 2000000": ("without cache", 'cache = "c"'),
-    "val_sequences = 5": ("without val_every", "val_every = 2"),
+    "val_sequences = 5\nval_every = 0": ("without val_every", None),
     "decay = 0.5": ('without schedule = "wsd"', 'schedule = "wsd"'),
     'decay_shape = "1-sqrt"': ('without schedule = "wsd"', 'schedule = "wsd"'),
     'min_lr = 0.5\nschedule = "constant"': ("without a schedule that decays", None),
@@ -167,7 +170,7 @@ def test_the_help_shows_what_a_person_sets() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser)
     shown = set(re.findall(r"^  --([a-z0-9-]+)", parser.format_help(), re.M))
-    assert len(shown) <= 40
+    assert len(shown) < 45
     often = {item.name.replace("_", "-") for item in fields(TrainConfig) if not item.metadata["rare"]}
     assert shown == {"config", *often}
 
@@ -246,8 +249,13 @@ def split(seq_len: int = 4096, **settings: Any) -> None:
     check_split(TrainConfig(**settings), PRESETS["1b"], seq_len)
 
 
-def pipeline(batch: BatchSizes = BatchSizes(8, 1, 8, 1), **changes: Any) -> None:  # noqa: B008
-    check_pipeline(TrainConfig(pipeline=4), replace(ITALIA, **changes), batch)
+def pipeline(batch: BatchSizes = BatchSizes(8, 1, 8, 1), layers: int = 40, **changes: Any) -> None:  # noqa: B008
+    sizes = replace(ITALIA, layers=layers, tied=changes.pop("tied", False))
+    check_pipeline(TrainConfig(pipeline=4, **changes), sizes, batch)
+
+
+def scheduled(kind: str, passes: int = 8, **more: Any) -> None:
+    pipeline(BatchSizes(passes, 1, passes, 1), pipeline_schedule=kind, **more)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +267,15 @@ def pipeline(batch: BatchSizes = BatchSizes(8, 1, 8, 1), **changes: Any) -> None
         ("pipeline = 3 does not divide the 8 groups", lambda: solve_layout(16, 4, None, 2, 3)),
         (r"--tensor 2 x --context 8 does not divide kv_heads \(8\)", lambda: split(tensor=2, context=8)),
         (r"--tensor 8 does not divide seq_len \(4100\)", lambda: split(4100, tensor=8)),
+        ("muon with --offload would", lambda: split(optimizer="muon", offload=True)),
         ("float8 works neither with --tensor nor", lambda: split(tensor=2, precision="float8")),
         ("needs a separate output matrix", lambda: pipeline(tied=True)),
-        ("4 is more than the 3 blocks", lambda: pipeline(layers=3)),
+        ("4 has 4 stages, more than the 3 blocks", lambda: pipeline(layers=3)),
+        ("zero-bubble has 8 stages, more than the 7 blocks", lambda: scheduled("zero-bubble", layers=7)),
+        ("dualpipe needs at least 8 micro-batches per .* there are 7", lambda: scheduled("dualpipe", 7)),
+        (r"interleaved needs .* \(a multiple of 4\); there are 9", lambda: scheduled("interleaved", 9)),
+        ("zero-bubble works neither with --compile", lambda: scheduled("zero-bubble", compile=True)),
+        ("nor with --checkpointing 0.5: torch", lambda: scheduled("dualpipe", checkpointing="0.5")),
         ("at least 4 micro-batches per step and rank; there are 2", lambda: pipeline(BatchSizes(8, 4, 2, 1))),
     ],
 )
@@ -279,6 +293,8 @@ def test_blocks_are_compiled_where_they_can_be() -> None:
     assert compiled(able=False, compile=True)
     assert not compiled(able=False)
     assert not compiled(compile=False)
+    assert not compiled(pipeline=2, pipeline_schedule="zero-bubble")
+    assert compiled(pipeline=2, pipeline_schedule="interleaved")
 
 
 def test_blocks_are_divided_by_their_time() -> None:
@@ -289,8 +305,53 @@ def test_blocks_are_divided_by_their_time() -> None:
             found = split_layers(replace(ITALIA, layers=layers), stages)
             assert all(found)
             assert [number for part in found for number in part] == list(range(layers))
-    assert bubble(4, 12) == pytest.approx(3 / 15)
-    assert bubble(1, 12) == 0.0
+    assert bubble(TrainConfig(pipeline=4), 12) == pytest.approx(3 / 15)
+    assert bubble(TrainConfig(), 12) == 0.0
+
+
+COSTS = {"F": 1, "B": 2, "I": 1, "W": 1}
+"""Time of the forward pass of a stage, of its backward pass, and of the two halves of that."""
+
+
+def played(kind: str, ranks: int, passes: int) -> tuple[float, list[int]]:
+    """Play torch's own order: the time that it takes, and for each rank the most passes of a stage in memory."""
+    orders = [
+        [part for action in order if action is not None for part in (action.sub_actions or (action,))]
+        for order in get_schedule_ops(TORCHS[kind], ranks, passes, 2)
+    ]
+    ends: dict[tuple[str, int, int], float] = {}
+    clocks, held, most = [0.0] * ranks, [0] * ranks, [0] * ranks
+    while any(orders):
+        for rank, order in enumerate(orders):
+            while order:
+                stage, what, number = (
+                    order[0].stage_index,
+                    order[0].computation_type.value,
+                    order[0].microbatch_index,
+                )
+                needs = [("F", stage - 1, number)] * (what == "F" and stage > 0)
+                if what in "BI":
+                    last = stage == 2 * ranks - 1
+                    needs = [("F", stage, number) if last else ("I", stage + 1, number)]
+                if not all(need in ends for need in needs):
+                    break
+                order.pop(0)
+                clocks[rank] = max([clocks[rank], *(ends[need] for need in needs)]) + COSTS[what]
+                ends[what.replace("B", "I"), stage, number] = clocks[rank]
+                held[rank] += {"F": 1, "I": 0}.get(what, -1)
+                most[rank] = max(most[rank], held[rank])
+    return max(clocks), most
+
+
+@pytest.mark.parametrize("kind", ["interleaved", "zero-bubble", "dualpipe"])
+@pytest.mark.parametrize(("ranks", "passes"), [(2, 4), (2, 9), (3, 6), (4, 8), (4, 12), (4, 32), (8, 16)])
+def test_bubble_and_memory_are_those_of_torchs_schedules(kind: str, ranks: int, passes: int) -> None:
+    config = TrainConfig(pipeline=ranks, pipeline_schedule=kind)
+    if kind == "interleaved" and passes % (passes // ranks):
+        pytest.skip("torch refuses it, as we do")
+    time, most = played(kind, ranks, passes)
+    assert bubble_over_ideal(config, passes) == pytest.approx(time / (2 * passes * COSTS["F"] * 3) - 1)
+    assert [2 * passes_held(config, passes, rank) for rank in range(ranks)] == most
 
 
 def count(layout: Layout, seq_len: int = 4096, passes: int = 2, **more: Any) -> Memory:
@@ -328,6 +389,45 @@ def test_plan_counts_the_fullest_stage_of_a_pipeline() -> None:
     received = 2 * 4096 * ITALIA.dim * 2
     deep = {passes: count(Layout(1, 4, 1, 4), passes=passes, checkpointing="full") for passes in (4, 8, 32)}
     assert len({memory.activations - passes * received for passes, memory in deep.items()}) == 1
+
+
+def test_plan_tells_bytes_by_the_names_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    common = "plan --model italia-9b --nodes 2 --devices-per-node 4 --micro-batch 1 --precision bf16"
+
+    def plan(*more: str) -> Any:
+        main([*common.split(), "--json", *more])
+        return json.loads(capsys.readouterr().out)
+
+    flags: dict[str, list[str]] = {
+        "DDP": ["--shard", "1"],
+        "ZeRO-1, ZeRO-2": ["--shard", "8", "--no-reshard"],
+        "ZeRO-3": ["--shard", "8"],
+        "hybrid": [],
+    }
+    found = {name: sum(plan(*more)["count"].values()) for name, more in flags.items()}
+    assert all(plan(*more)["bytes_by_name"] == found for more in flags.values())
+    assert found["DDP"] > found["ZeRO-1, ZeRO-2"] > found["ZeRO-3"]
+    assert found["DDP"] > found["hybrid"] > found["ZeRO-3"]
+    main(common.split())
+    assert f"in GiB by name: DDP {found['DDP'] / 2**30:.2f}; ZeRO-1, ZeRO-2 " in capsys.readouterr().out
+
+
+def test_plan_counts_the_one_moment_of_muon() -> None:
+    """Of what a rank of four has of each matrix in a block."""
+    adamw, muon = (count(Layout(1, 4, 1), optimizer=name) for name in ("adamw", "muon"))
+    assert adamw.optimizer - muon.optimizer == 4 * ITALIA.layers * ITALIA.block_weights // 4
+    assert replace(muon, optimizer=adamw.optimizer) == adamw
+
+
+def test_plan_knows_what_offloading_moves(capsys: pytest.CaptureFixture[str]) -> None:
+    there, moved = (count(Layout(1, 8, 1), offload=offload) for offload in (False, True))
+    assert (moved.parameters, moved.gradients, moved.optimizer) == (0, 0, 0)
+    assert (moved.gathered, moved.activations, moved.loss) == (there.gathered, there.activations, there.loss)
+    staged = count(Layout(1, 1, 1, 4), passes=8)  # which keeps whole gradients of a step too
+    assert count(Layout(1, 1, 1, 4), passes=8, offload=True).gradients == staged.gradients // 2
+    main(["plan", "--model", "italia-9b", "--devices-per-node", "8", "--shard", "8", "--offload"])
+    host = there.parameters + there.parameters + there.optimizer
+    assert f"host memory: {host / 2**30:.1f} GiB for each device" in capsys.readouterr().out
 
 
 def test_plan_finds_the_largest_micro_batch() -> None:
@@ -369,6 +469,11 @@ def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str
         ("2 --device A100 --memory 80 --json", '"fits": false'),
         (f"4 {device} --checkpointing full", "\nfits: 39.9 GiB counted"),
         (f"1 {device} --pipeline 4 --checkpointing ops", "devices wait for other stages 15.8% of each"),
+        (f"1 {device} --pipeline 4 --checkpointing ops", "1f1b 18.8%, interleaved 9.4%, zero-bubble 3.1%"),
+        (
+            f"1 {device} --pipeline 4 --pipeline-schedule dualpipe",
+            "other stages 3.0% of each step, 3.1% over",
+        ),
     ):
         assert words in plan(more)
     # The command of the documentation fits.
@@ -441,7 +546,7 @@ def test_a_launcher_that_ends_its_ranks_does_not_say_that_they_saved(
     def stopped(_: object) -> None:
         raise SignalException("SIGHUP", signal.SIGHUP)
 
-    monkeypatch.setattr(launch.run, "run", stopped)
+    monkeypatch.setattr("torch.distributed.run.run", stopped)
     monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
     assert launch.main(["-m", "train"]) == 129
 

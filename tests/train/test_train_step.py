@@ -136,7 +136,8 @@ def test_hyper_parameters_are_those_of_the_settings_after_a_resume(trial: Trial)
     assert seen[3] == [((0.5, 0.6), 1e-3, 0.0), ((0.5, 0.6), 1e-3, 5.0)]
 
 
-def test_a_step_without_learned_tokens_changes_nothing(trial: Trial, conversations: Path) -> None:
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_step_without_learned_tokens_changes_nothing(trial: Trial, conversations: Path, kind: str) -> None:
     """Neither parameters nor moments."""
     trial.shards, states = conversations, []
 
@@ -145,7 +146,7 @@ def test_a_step_without_learned_tokens_changes_nothing(trial: Trial, conversatio
         states.append([getattr(t, "to_local", lambda t=t: t)().clone() for t in [*parameters, *moments]])
 
     trial.around(step, "update", None, keep)
-    run = trial.train(mix=trial.mix((0, 16), (8, 0), (0, 8)), steps=4)
+    run = trial.train(mix=trial.mix((0, 16), (8, 0), (0, 8)), steps=4, optimizer=kind)
     assert [bool(learned) for learned in column(run, "learned")] == [True, True, False, True]
     assert [loss is None for loss in column(run, "loss")] == [False, False, True, False]
     assert column(run, "skipped") == [0, 0, 1, 1]
@@ -179,7 +180,8 @@ def test_a_run_that_is_lost_ends_and_spares_the_checkpoints(
     assert not (trial.run / "done.json").exists()
 
 
-def test_no_host_synchronisation_inside_a_step(trial: Trial) -> None:
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_no_host_synchronisation_inside_a_step(trial: Trial, kind: str) -> None:
     """A profile of a step of four micro-batches holds nothing that makes the host wait for the device."""
     original = loop.train_step
     profiles = []
@@ -191,7 +193,7 @@ def test_no_host_synchronisation_inside_a_step(trial: Trial) -> None:
         return result
 
     trial.patch.setattr(loop, "train_step", profiled)
-    trial.train(micro_batch=2, steps=3)
+    trial.train(micro_batch=2, steps=3, optimizer=kind)
     waiting = {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
 
     def inside(event: Any) -> set[str]:
@@ -213,25 +215,34 @@ def answers(before: int, token: int) -> bool:
     return bool(before or token) and (not token or (token - 1) % 7 > 3)
 
 
-CASES = [("shards", 1.0), ("conversations", 0.5), ("conversations", 0.0)]
+CASES = [
+    ("shards", 1.0, "adamw"),
+    ("conversations", 0.5, "adamw"),
+    ("conversations", 0.0, "adamw"),
+    ("shards", 1.0, "muon"),
+]
 
 
-@pytest.mark.parametrize(("source", "clip"), CASES)
+@pytest.mark.parametrize(("source", "clip", "kind"), CASES)
 def test_one_process_equals_a_plain_loop(
-    request: pytest.FixtureRequest, trial: Trial, source: str, clip: float
+    request: pytest.FixtureRequest, trial: Trial, source: str, clip: float, kind: str
 ) -> None:
     """A few lines of torch that know nothing of the trainer but the model: each micro-batch counts by its tokens."""
     trial.shards, steps = request.getfixturevalue(source), 4
     model_path, mix = model_file(trial.folder, tied=source == "shards"), trial.mix((0, 8 * steps))
-    more = {"steps": steps, "clip": clip, "lr": 0.01, "warmup": 2, "micro_batch": 2}
+    more = {"steps": steps, "clip": clip, "lr": 0.01, "warmup": 2, "micro_batch": 2, "optimizer": kind}
     run = trial.train(model=model_path, mix=mix, **more)
     view = pretok.stream.open(trial.shards, mix)
     model = filled(replace(model_config(model_path), vocab_size=view.vocab_size))
     groups: list[Any] = [{"params": [], "weight_decay": 0.0}, {"params": [], "weight_decay": 0.1}]
+    matrices = []
     for name, parameter in model.named_parameters():
         decays = name.endswith("proj.weight") or name == "lm_head.weight"
-        groups[decays]["params"].append(parameter)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+        muon = kind == "muon" and name.endswith("proj.weight")
+        (matrices if muon else groups[decays]["params"]).append(parameter)
+    optimizers: list[Any] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
     losses, norms = [], []
     for number in range(steps):
         tokens = torch.from_numpy(view.batch(range(8 * number, 8 * number + 8)))
@@ -244,10 +255,11 @@ def test_one_process_equals_a_plain_loop(
         loss.backward()
         losses.append(loss.item())
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9).item())
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(TrainConfig(lr=0.01, warmup=2), number, steps)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(TrainConfig(lr=0.01, warmup=2), number, steps)
+            optimizer.step()
+            optimizer.zero_grad()
     assert column(run, "loss") == pytest.approx(losses, rel=1e-5)
     assert column(run, "grad_norm") == pytest.approx(norms, rel=1e-4)
 

@@ -8,6 +8,7 @@ written under a temporary name, and renamed once the data of all ranks is on dis
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from pretok.base.errors import IntegrityError, PretokError, Stopped
 from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.units import duration
 from train.checkpoint import HungSave
-from train.checkpoint.meta import FileRecord, Meta, complete_checkpoints, read_meta, write_meta
+from train.checkpoint.meta import FileRecord, Meta, check_files, complete_checkpoints, read_meta, write_meta
 from train.checkpoint.tensors import Index, in_a_line, load, make_index, own_pieces, write_pieces
 from train.config import TrainConfig, parse_save_every
 
@@ -282,8 +283,27 @@ class Checkpoints:
             return in_a_line(error)
         size = sum(record.size for record in files.values()) / 1e9
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
+        kept = self._config.milestone and step % self._config.milestone == 0
+        if self._config.backup and (kept or pending.meta.val_loss in pending.meta.progress.best):
+            # In the thread that deletes, so that nothing is deleted while it is copied.
+            self._deletes.submit(self._back_up, final, Path(self._config.backup) / final.name)
         self._retain(final)
         return None
+
+    def _back_up(self, path: Path, copy: Path) -> None:
+        """Copy a checkpoint under a temporary name, compare it with its checksums, and rename it."""
+        temporary = copy.with_name(f".{copy.name}{TEMPORARY_SUFFIX}")
+        with self._warning(f"{path} cannot be copied to {copy.parent}"):
+            if copy.exists() and read_meta(copy) == read_meta(path):
+                return
+            shutil.rmtree(temporary, ignore_errors=True)  # of an attempt that was killed
+            shutil.copytree(path, temporary)
+            check_files(temporary, read_meta(temporary))
+            os.sync()  # a rename must not be on disk before the data
+            if copy.exists():  # of another run
+                _delete(copy)
+            temporary.rename(copy)
+            self._report(f"copied {path} to {copy}")
 
     def _retain(self, newest: Path) -> None:
         """Delete in the background the checkpoints that the rule does not keep, but never `newest`.
@@ -312,8 +332,8 @@ class Checkpoints:
         """Report failures of work in the body that do no harm; the next save tries again."""
         try:
             yield
-        except OSError as error:
-            self._report(f"warning: {text}: {error.strerror or error}")
+        except (OSError, PretokError) as error:
+            self._report(f"warning: {text}: {getattr(error, 'strerror', None) or error}")
 
     def load_newest(
         self, state: dict[str, Tensor], mesh: DeviceMesh, check: Callable[[Meta], None]

@@ -132,17 +132,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_weight += grad.T @ hidden[rows]  # float32: a sum of many bfloat16 chunks would lose bits
         if needs_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.dtype = weight.dtype
+        ctx.dtype, ctx.scaled = weight.dtype, False
         ctx.mark_non_differentiable(nll)
         return total, nll
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        scale = grads[0]
-        # In place: the two tensors are used only here.
-        grad_hidden.mul_(scale)
-        return grad_hidden, grad_weight.mul_(scale).to(ctx.dtype), *[None] * 5
+        if not ctx.scaled:  # a split backward pass comes twice, for each of the two, with the same gradient
+            ctx.scaled = True
+            # In place: the two tensors are used only here. `data`: else the second time torch refuses what has changed.
+            grad_hidden.data.mul_(grads[0])
+            grad_weight.data.mul_(grads[0])
+        return grad_hidden, grad_weight.to(ctx.dtype), *[None] * 5
 
 
 def linear_cross_entropy(

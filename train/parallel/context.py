@@ -9,7 +9,6 @@ Every attention kernel works unchanged, and causal attention costs each rank the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
@@ -32,16 +31,15 @@ class Context:
     group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, mesh: DeviceMesh, ranks: int, timeout: int) -> Context:
-        """Group neighbours in the mesh dimension `shard`. timeout: seconds for collectives."""
+    def of(cls, mesh: DeviceMesh, ranks: int) -> Context:
+        """Group neighbours in the mesh dimension `shard`."""
         if ranks == 1:
             return cls()
         shard = mesh["shard"]
         number, rank = divmod(shard.get_local_rank(), ranks)
         members = shard.mesh.tolist()[number * ranks : (number + 1) * ranks]
-        limit = timedelta(seconds=timeout)
         # use_local_synchronization: only the members create a group. Otherwise all ranks must create all groups.
-        return cls(ranks, rank, dist.new_group(members, limit, use_local_synchronization=True))
+        return cls(ranks, rank, dist.new_group(members, use_local_synchronization=True))
 
     def part(self, tokens: Tensor) -> Tensor:
         """Return this rank's columns of (n, L)."""

@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.distributed.rendezvous import rendezvous
 
 from pretok.base.errors import PretokError, UsageError
@@ -26,6 +29,8 @@ from pretok.base.lock import hold, share
 from train.parallel.devices import Device
 
 _WHY = "train/why"
+START_SECONDS = 1800
+"""Least limit of collectives until the first step is done: a thousand ranks load, connect and compile until then."""
 T = TypeVar("T")
 
 
@@ -56,7 +61,7 @@ def process_group(
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(flight / "rank-"),
     }.items():
         os.environ.setdefault(name, value)
-    limit = timedelta(seconds=timeout)
+    limit = timedelta(seconds=max(START_SECONDS, timeout))  # shorter after the first step
     store, rank, ranks = _find_store(limit)
     dist.init_process_group(device.backend, timeout=limit, store=store, rank=rank, world_size=ranks)
     try:
@@ -78,6 +83,30 @@ def _find_store(limit: timedelta) -> tuple[Store, int, int]:
     store, rank, ranks = next(rendezvous("env://", timeout=limit))
     store.set_timeout(limit)
     return store, rank, ranks
+
+
+def connect(device: Device, timeout: int, report: Callable[[str], None]) -> None:
+    """Make the communicators of all groups so far, by a tiny sum in each, and report what each took.
+
+    Else the first step makes them, one by one, and a hang there names none. All ranks call it after the same groups.
+    """
+    limit_collectives(max(START_SECONDS, timeout))
+    seconds = []
+    for group in _world.pg_map:  # in the order in which they were made, which is the same on all ranks
+        began = time.monotonic()
+        one = torch.ones(1, device=device.device)
+        dist.all_reduce(one, group=group)
+        if one.item() != group.size():  # waits for the device
+            raise PretokError(f"a sum over the {group.size()} ranks of {group.group_desc} is {one.item()}")
+        seconds.append(f"{group.group_desc} {time.monotonic() - began:.2f} s")
+    if dist.get_world_size() > 1:
+        report(f"communicators: {', '.join(seconds)}")
+
+
+def limit_collectives(timeout: float) -> None:
+    """Set the seconds for collectives in all groups of this rank; torch has no public function for it."""
+    for group in _world.pg_map:
+        _set_pg_timeout(timedelta(seconds=timeout), group)
 
 
 @contextmanager

@@ -4,8 +4,8 @@ Input: the number of ranks, the sizes of the model, the settings. Output: a Layo
 sizes solved, and the blocks of each pipeline stage. UsageError names sizes that do not divide, or settings that cannot
 be combined.
 
-A pipeline of P ranks has one stage per rank. Its passes are in 1F1B order (Narayanan et al. 2019, PipeDream-Flush): a
-backward pass starts as soon as it can, and a rank holds at most P micro-batches.
+A pipeline of P ranks has one stage per rank, whose passes are in 1F1B order (Narayanan et al. 2019, PipeDream-Flush): a
+backward pass starts as soon as it can, and a rank holds at most P micro-batches. Other schedules have 2 P stages.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
     --tensor divides heads, feed-forward, vocabulary and sequences; --context divides heads and sequences again.
     """
     ranks = config.tensor
+    if config.optimizer == "muon" and config.offload:
+        raise UsageError(
+            "--optimizer muon with --offload would do matrix products on the host; leave one out"
+        )
     widths = (model.dim, model.hidden, model.attention_dim, model.kv_dim)
     if config.precision == "float8" and (ranks > 1 or any(width % 16 for width in widths)):
         raise UsageError(
@@ -115,24 +119,49 @@ def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
             raise UsageError(f"--tensor {ranks} does not divide {name} ({size})")
 
 
+def splits_backward(config: TrainConfig) -> bool:
+    """Return whether the schedule computes gradients of weights apart from those of inputs.
+
+    Such stages go down the ranks and up again (a V): the first rank has the first and the last one.
+    """
+    return config.pipeline > 1 and config.pipeline_schedule in ("zero-bubble", "dualpipe")
+
+
 def compiles(config: TrainConfig, *, able: bool) -> bool:
-    """Return whether blocks are compiled: as --compile says, else if the device can."""
-    return able if config.compile is None else config.compile
+    """Return whether blocks are compiled: as --compile says, else if device and schedule can."""
+    return able and not splits_backward(config) if config.compile is None else config.compile
+
+
+def stages_of(config: TrainConfig, rank: int) -> list[int]:
+    """Return the numbers of the stages of a rank of the pipeline."""
+    if config.pipeline == 1 or config.pipeline_schedule == "1f1b":
+        return [rank]
+    return [rank, 2 * config.pipeline - 1 - rank if splits_backward(config) else config.pipeline + rank]
 
 
 def check_pipeline(config: TrainConfig, model: ModelConfig, batch: BatchSizes) -> None:
     """Raise UsageError if --pipeline does not work with the model or the batch; the message says what would work."""
-    stages, passes = config.pipeline, batch.accumulation
+    stages, passes = config.pipeline * len(stages_of(config, 0)), batch.accumulation
+    name = f"--pipeline {config.pipeline}"
+    name += f" --pipeline-schedule {config.pipeline_schedule}" * (stages > config.pipeline)
+    if splits_backward(config) and (config.compile or config.checkpointing not in ("none", "full")):
+        raise UsageError(
+            f"{name} works neither with --compile nor with --checkpointing {config.checkpointing}: torch (2.11 to "
+            "2.13) cannot split the backward pass of such blocks; use --checkpointing none or full"
+        )
     if stages > 1 and model.tied:
         raise UsageError(
             "--pipeline needs a separate output matrix, but this model's is its embedding (tied); use an untied model"
         )
     if stages > model.layers:
-        raise UsageError(f"--pipeline {stages} is more than the {model.layers} blocks of the model")
-    if passes < stages:
+        raise UsageError(f"{name} has {stages} stages, more than the {model.layers} blocks of the model")
+    least = stages if splits_backward(config) else config.pipeline
+    rounds = max(1, passes // config.pipeline)
+    if passes < least or (config.pipeline_schedule == "interleaved" and passes % rounds):
         raise UsageError(
-            f"--pipeline {stages} needs at least {stages} micro-batches per step and rank; there are {passes}: "
-            f"lower --micro-batch (now {batch.micro_batch}) or raise --global-batch"
+            f"{name} needs at least {least} micro-batches per step and rank"
+            + f", in rounds of equal size (a multiple of {config.pipeline})" * (least < stages)
+            + f"; there are {passes}: lower --micro-batch (now {batch.micro_batch}) or raise --global-batch"
         )
 
 
@@ -150,6 +179,37 @@ def split_layers(model: ModelConfig, stages: int) -> list[range]:
     return [range(first, end) for first, end in zip(ends, [*ends[1:], model.layers], strict=True)]
 
 
-def bubble(stages: int, micro_batches: int) -> float:
-    """Return the fraction of a step that a rank waits: (P - 1) / (M + P - 1), if all passes take equally long."""
-    return (stages - 1) / (micro_batches + stages - 1)
+BUBBLES = {"1f1b": 1, "interleaved": 2, "zero-bubble": 6, "dualpipe": 6}
+"""By what (P - 1) / m is divided, for torch's schedules."""
+
+
+def bubble_over_ideal(config: TrainConfig, micro_batches: int) -> float:
+    """Return the time that a rank of a pipeline waits, over the ideal time of a step.
+
+    (P - 1) / m for 1F1B and (P - 1) / (v m) for v = 2 interleaved stages (Narayanan et al. 2021, arXiv 2104.04473,
+    section 2.2). The two others wait for the P - 1 forward passes of half a rank's blocks, which are a sixth of a
+    micro-batch, if a backward pass takes twice as long as a forward pass, and gradients of weights half of it: ZB-V
+    (Qi et al. 2023, arXiv 2401.10241, section 6) whose ranks end together, as clipping needs, and DualPipeV
+    (DeepSeek-AI 2024, arXiv 2412.19437, table 2), whose passes torch does not overlap.
+    """
+    return (config.pipeline - 1) / micro_batches / BUBBLES[config.pipeline_schedule]
+
+
+def bubble(config: TrainConfig, micro_batches: int) -> float:
+    """Return the fraction of a step that a rank of a pipeline waits."""
+    over = bubble_over_ideal(config, micro_batches)
+    return over / (1 + over)
+
+
+def passes_held(config: TrainConfig, micro_batches: int, rank: int) -> float:
+    """Return for how many micro-batches a rank of a pipeline keeps its activations, at most; 0.5: for half its blocks.
+
+    As torch's schedules order them.
+    """
+    ranks, halves = config.pipeline, 2 * micro_batches
+    if splits_backward(config):
+        return min(halves, 2 * ranks + (config.pipeline_schedule == "dualpipe")) / 2
+    if config.pipeline_schedule == "interleaved":
+        in_a_round = micro_batches // max(1, micro_batches // ranks)
+        return min(halves, in_a_round + 2 * (ranks - 1 - rank) + 1) / 2
+    return min(micro_batches, ranks - rank)

@@ -6,15 +6,15 @@ tensor); the Decoder's parameters in memory and filled.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from functools import lru_cache
 from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch has no public way
@@ -23,17 +23,14 @@ from train.parallel.devices import Device
 from train.parallel.layout import Layout
 
 
-def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
+def build_mesh(device: Device, layout: Layout) -> DeviceMesh:
     """Build the mesh, with tensor ranks innermost and shard ranks next, so that both stay inside a node.
 
-    Stages of a pipeline are farthest apart, as they send least. timeout: seconds for collectives.
+    Stages of a pipeline are farthest apart, as they send least. `train.parallel.group.connect` limits its collectives.
     """
     names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
-    mesh = init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
-    for name in names:  # groups of a mesh do not inherit the timeout, and torch has no public function for it
-        _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())
-    return mesh
+    return init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:
@@ -45,23 +42,23 @@ def data_rank(mesh: DeviceMesh, context: int) -> int:
     return (mesh["replicate"].get_local_rank() * shard.size() + shard.get_local_rank()) // context
 
 
-def materialize(model: nn.Module, device: torch.device, value: Callable[..., Tensor]) -> None:
+def materialize(
+    model: nn.Module, device: torch.device, value: Callable[..., Tensor], *, offload: bool = False
+) -> None:
     """Allocate meta parameters on `device`, and fill this rank's piece of each with value(name, shape, device, part).
 
     shape: of the whole parameter; part: slices of it. If several ranks have the same piece, the first makes it and
-    sends it to the others.
+    sends it to the others. offload: keep them in host memory.
     """
-    model.to_empty(device=device)
+    model.to_empty(device="cpu" if offload else device)
     for name, parameter in model.named_parameters():
         shape, piece, same = parameter.shape, parameter.detach(), []
-        offset: Sequence[int] = [0] * len(shape)
+        part = own_part(piece)
         if isinstance(piece, DTensor):
             mesh, placements = piece.device_mesh, piece.placements
-            offset = compute_local_shape_and_global_offset(shape, mesh, placements)[1]
             piece = piece.to_local()
             same = [dim for dim, placement in enumerate(placements) if placement.is_replicate()]
         if not any(mesh.get_local_rank(dim) for dim in same):
-            part = tuple(slice(at, at + size) for at, size in zip(offset, piece.shape, strict=True))
             piece.copy_(value(clean_name(name), shape, device, part))
         # With copies along several dimensions, the first broadcast is right only for ranks with coordinate 0 in the
         # others; the next broadcasts overwrite the rest.
@@ -74,9 +71,20 @@ def local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
+_shape_and_offset = lru_cache(1024)(compute_local_shape_and_global_offset)  # slow, and the same at each step
+
+
+def own_part(value: Tensor) -> tuple[slice, ...]:
+    """Return the slices of a tensor that are this rank's piece."""
+    offset: Sequence[int] = [0] * value.ndim
+    if isinstance(value, DTensor):
+        offset = _shape_and_offset(value.shape, value.device_mesh, value.placements)[1]
+    return tuple(slice(at, at + size) for at, size in zip(offset, local(value).shape, strict=True))
+
+
 def clean_name(name: str) -> str:
     """Return a parameter's name in the whole model, without the prefixes of checkpointing and pipelines."""
-    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("part.")
+    return re.sub(r"^parts\.\d+\.", "", name.replace("_checkpoint_wrapped_module.", ""))
 
 
 def gradient_sync(model: nn.Module, *, last: bool, reshard: bool) -> None:

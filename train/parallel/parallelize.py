@@ -25,7 +25,7 @@ from torch._higher_order_ops import flex_attention, inductor_compiled_code
 # of another wrapper would be written into checkpoints.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -87,6 +87,8 @@ def parallelize(
             cast_forward_inputs=False,
         ),
     }
+    if config.offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.is_gpu)
     # A pipeline stage runs many passes per step, so its parameters stay gathered.
     free = config.reshard and config.pipeline == 1
     blocks = list(model.layers)

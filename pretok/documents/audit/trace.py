@@ -67,7 +67,8 @@ class Reading:
     document: its number in its source and split, from 0; first, tokens: which of its tokens the sequence holds, from 0,
     and how many, where the last token of a sequence is only predicted; done: whether the run has done this step, None
     without a run; of_class: the class that reads it if the source is divided, where the rest has the source's name;
-    removed: it was removed before, so that end-of-document tokens are read in its place.
+    id: value of its kept column of this name; removed: it was removed before, so that end-of-document tokens are read
+    in its place.
     """
 
     position: int
@@ -82,6 +83,7 @@ class Reading:
     of_class: str | None
     file: str = ""
     line: int = 0
+    id: str | None = None
     removed: bool = False
 
 
@@ -207,7 +209,13 @@ def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
         rows = documents_at(manifest, shard, [row for row, _ in wanted]) if wanted else []
         for (_, place), known in zip(wanted, rows, strict=True):
             removed = manifest.removal_number(known.get("removed")) < traced.removals
-            origins[place] = {"file": known["file"], "line": known["position"], "removed": removed}
+            name = None if known.get("id") is None else str(known["id"])
+            origins[place] = {
+                "file": known["file"],
+                "line": known["position"],
+                "id": name,
+                "removed": removed,
+            }
     return [replace(one, **origins[one.source, one.document]) for one in readings]
 
 

@@ -3,6 +3,7 @@
 parquet.py      Parquet
 arrow.py        Arrow files and streams
 tables.py       what both have in common
+arrow_types.py what the values of Arrow's types mean
 jsonl.py        JSON Lines
 json_parser.py  lines -> texts and kept columns, in Numba
 wet.py          WET

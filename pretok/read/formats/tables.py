@@ -20,9 +20,17 @@ from pretok.base.storage import Tries
 from pretok.base.units import listed
 from pretok.read.files import CorruptInputError
 from pretok.read.format import LIST, NOTHING, OTHER, TEXT, WRITTEN, Keep, Piece, Probe, Records
+from pretok.read.formats.arrow_types import (
+    inner_type,
+    is_json,
+    is_list,
+    unknown_type,
+    values_of,
+    without_runs,
+)
 from pretok.read.kept import TYPES, is_text, keep_column, type_of
 from pretok.read.record_format import Conversation, RecordFormat, fields_of
-from pretok.read.rejects import EMPTY, NULL, OK, TOO_LONG
+from pretok.read.rejects import EMPTY, NOT_A_STRING, NULL, OK, TOO_LONG
 
 NAMES_SHOWN = 50
 """Most columns that a message lists."""
@@ -40,11 +48,15 @@ def schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
         if is_.is_struct(kind):
             kinds |= schema_fields(kind, f"{name}.")
         else:
-            kind = kind.value_type if is_.is_dictionary(kind) else kind
-            if is_.is_null(kind):
+            kind = inner_type(kind)
+            if strange := unknown_type(column):
+                kinds[name] = {f"of the unknown type {strange}"}
+            elif is_.is_null(kind):
                 kinds[name] = {NOTHING}
-            elif is_.is_list(kind) or is_.is_large_list(kind):
+            elif is_list(kind):
                 kinds[name] = {LIST}
+            elif is_json(kind):
+                kinds[name] = {TEXT, LIST, *TYPES}  # whatever its values are
             else:
                 own = type_of(kind) or OTHER
                 kinds[name] = {WRITTEN if own == TEXT and not is_text(kind) else own}
@@ -69,10 +81,11 @@ def split_parts(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
 class ColumnPlaces:
     """The places of the wanted columns in a schema; the first is the text.
 
-    lists: whether the text may be lists, which become JSON. Raises CorruptInputError if there is no text column.
+    lists: whether the text may be lists, which become JSON; None: it is a column like the others. Raises
+    CorruptInputError if there is no text column, or one of a type without a meaning here.
     """
 
-    def __init__(self, schema: pa.Schema, names: Sequence[str], lists: bool) -> None:
+    def __init__(self, schema: pa.Schema, names: Sequence[str], lists: bool | None) -> None:
         self._paths = [_path(schema, name) for name in names]
         self._lists = lists
         if self._paths[0] is None:
@@ -80,11 +93,16 @@ class ColumnPlaces:
                 raise CorruptInputError(f"{count} columns have the name {names[0]!r}")
             columns = listed([*schema_fields(schema)], NAMES_SHOWN)
             raise CorruptInputError(f"no column {names[0]!r}; the columns are {columns}")
+        for path in filter(None, self._paths):
+            if strange := unknown_type(_field(schema, path)):
+                raise CorruptInputError(
+                    f"column {'.'.join(path)!r} has the unknown type {strange}; write it as text"
+                )
         self.leaves = list(dict.fromkeys(".".join(path) for path in self._paths if path))
 
     def columns(self, rows: pa.RecordBatch, limit: int) -> Iterator[Columns]:
-        """The texts, with checked offsets, UTF-8 not checked, and the other columns of some rows, of about `limit`
-        bytes at a time: a dictionary of 20 KB can stand for gigabytes."""
+        """The texts, with checked offsets, UTF-8 not checked; which of them are none, or None; and the other columns of
+        some rows, of about `limit` bytes at a time: a dictionary of 20 KB can stand for gigabytes."""
         columns = [_checked(_pick(rows, path)) if path else None for path in self._paths]
         sizes = np.zeros(len(rows), np.int64)
         for column in columns:
@@ -97,7 +115,7 @@ class ColumnPlaces:
             text, *others = (
                 None if column is None else _unpacked(column.slice(start, stop - start)) for column in columns
             )
-            yield [_binary(text, self._lists), *others]
+            yield [*_texts(text, self._lists), *others]
             start = stop
 
     def longest(self, rows: pa.RecordBatch) -> int:
@@ -125,6 +143,14 @@ def _path(schema: pa.Schema, field: str) -> list[str] | None:
     return None
 
 
+def _field(schema: pa.Schema, path: list[str]) -> pa.Field:
+    """The field at a path of names."""
+    field = schema.field(path[0])
+    for name in path[1:]:
+        field = field.type.field(name)
+    return field
+
+
 def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
     """The column at a path of names; null where a struct on the way is null."""
     column = rows.column(path[0])
@@ -134,13 +160,14 @@ def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
 def _checked(column: pa.Array) -> pa.Array:
     """A column with checked offsets and indices; texts, also those of a dictionary, as large_binary, since they may be
     other bytes than UTF-8."""
+    column = without_runs(column)
     if pa.types.is_dictionary(column.type):
         column.validate()
         return pa.DictionaryArray.from_arrays(
             column.indices, _checked(column.dictionary)
         )  # checks the indices
     if is_text(column.type):
-        return _binary(column, lists=False)
+        return _binary(column)
     column.validate(full=True)
     return column
 
@@ -156,17 +183,38 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
         sizes: npt.NDArray[np.int64] = np.append(_sizes(column.dictionary), 0)
         places: npt.NDArray[np.int64] = np.asarray(column.indices.fill_null(-1), np.int64)
         return sizes[places]
+    if is_json(column.type):
+        column = column.storage
     if is_text(column.type):
         return np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     return np.full(len(column), column.nbytes // max(1, len(column)))
 
 
-def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
-    """Strings or bytes of any layout as large_binary; with `lists`, lists as JSON."""
-    kind = column.type
-    if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+def _texts(column: pa.Array, lists: bool | None) -> tuple[pa.LargeBinaryArray, pa.BooleanArray | None]:
+    """The texts of a column as large_binary, with `lists` also lists as JSON; which values are neither, None if the
+    type tells that there are none. lists: None for the column as it is."""
+    if lists is None:
+        return column, None
+    if lists and is_list(column.type):
         column.validate(full=True)
-        return _json(column.to_pylist())
+        return _json(values_of(column)), None
+    if not is_json(column.type):
+        return _binary(column), None
+    taken = (list, dict) if lists else ()
+    texts: list[bytes | None] = []
+    wrong: list[bool] = []
+    for value in values_of(column):
+        if isinstance(value, str):
+            texts.append(value.encode("utf-8", "surrogatepass"))
+        else:
+            texts.append(_encoded(value) if isinstance(value, taken) else None)
+        wrong.append(not isinstance(value, (str, type(None), *taken)))
+    return pa.array(texts, pa.large_binary()), pa.array(wrong)
+
+
+def _binary(column: pa.Array) -> pa.LargeBinaryArray:
+    """Strings or bytes of any layout as large_binary."""
+    kind = column.type
     if not is_text(kind):
         raise CorruptInputError(f"the text column has type {kind}, not string or binary")
     column = column.cast(pa.binary() if kind == pa.string() else pa.large_binary())
@@ -175,26 +223,15 @@ def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
 
 
 def _json(values: Sequence[Any]) -> pa.LargeBinaryArray:
-    """Lists and objects as JSON, None as null. Arrow adds every key of a struct's type, so null keys are those that the
-    writer left out. Bytes are text; those that are not UTF-8 stand in place of their value, so that it is rejected."""
+    """Values as JSON, None as null."""
+    return pa.array(map(_encoded, values), pa.large_binary())
 
-    def given(value: Any) -> Any:
-        match value:
-            case dict():
-                return {key: given(inner) for key, inner in value.items() if inner is not None}
-            case list() | tuple():
-                return [given(inner) for inner in value]
-            case bytes():  # msgspec would write them in base64
-                return value.decode()
-        return value
 
-    def encoded(value: Any) -> bytes | None:
-        try:
-            return None if value is None else msgspec.json.encode(given(value))
-        except UnicodeDecodeError as error:
-            return error.object
-
-    return pa.array(map(encoded, values), pa.large_binary())
+def _encoded(value: Any) -> bytes | None:
+    """A value as JSON. What is not UTF-8 stands in place of its value, so that it is rejected."""
+    if isinstance(value, UnicodeDecodeError):
+        return value.object
+    return None if value is None else msgspec.json.encode(value)
 
 
 def read_table(
@@ -210,12 +247,11 @@ def read_table(
 
     The texts of conversations, or of a template's fields, are their JSON.
     """
-    names = [*fields_read(record), *(column.field for column in keep)]
-    how = record.conversation
-    lists = isinstance(how, Conversation) and not how.fields
+    how, names = record.conversation, [*fields_read(record), *(column.field for column in keep)]
+    lists = isinstance(how, Conversation)
 
     def choose(schema: pa.Schema) -> ColumnPlaces:
-        return ColumnPlaces(schema, names, lists)
+        return ColumnPlaces(schema, names, None if lists and how.fields else lists)
 
     for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, piece.place, batch_bytes):
         yield documents_of(columns, record, keep)
@@ -230,12 +266,26 @@ def fields_read(record: RecordFormat) -> list[str]:
 
 
 def documents_of(columns: Columns, record: RecordFormat, keep: Keep) -> Records:
-    """The records of the columns of `fields_read`, then those of `keep`. Several fields become one text, their JSON."""
-    fields, text = fields_read(record), columns[0]
-    if isinstance(record.conversation, Conversation) and record.conversation.fields:
-        given = [pa.nulls(len(text)) if column is None else column for column in columns[1 : len(fields)]]
-        text = _json(pa.table([text, *given], fields).to_pylist())
-    return column_records(text, columns[len(fields) :], keep, record.max_document)
+    """The records of these columns: the first of `fields_read`, which of its values are no text or None, the others,
+    and those of `keep`."""
+    text, wrong, *others = columns
+    fields, how = fields_read(record), record.conversation
+    if isinstance(how, Conversation) and how.fields:
+        text, wrong = _objects([text, *others[: len(fields) - 1]], fields), None
+    return column_records(text, others[len(fields) - 1 :], keep, record.max_document, wrong)
+
+
+def _objects(columns: Columns, names: Sequence[str]) -> pa.LargeBinaryArray:
+    """The objects of JSON whose fields are columns; without those that are null."""
+    rows = len(columns[0])
+    values = [[None] * rows if column is None else values_of(column) for column in columns]
+    objects = []
+    for row in zip(*values, strict=True):
+        bad = next((value for value in row if isinstance(value, UnicodeDecodeError)), None)
+        objects.append(
+            bad or {name: value for name, value in zip(names, row, strict=True) if value is not None}
+        )
+    return _json(objects)
 
 
 def _all_rows(
@@ -287,11 +337,18 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return [None if column[0] is None else pa.concat_arrays(column) for column in columns]
 
 
-def column_records(column: pa.Array, others: Columns, keep: Keep, limit: int) -> Records:
-    """The records of a large_binary or large_string array, with other columns of the same rows; nulls are rejects."""
+def column_records(
+    column: pa.Array, others: Columns, keep: Keep, limit: int, wrong: pa.BooleanArray | None = None
+) -> Records:
+    """The records of a large_binary or large_string array, with other columns of the same rows; nulls are rejects.
+
+    wrong: which values of the file are no texts, if the type of the column does not tell.
+    """
     lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     reasons = [np.asarray(column.is_null()), lengths == 0, lengths > limit]
     status = np.select(reasons, [NULL, EMPTY, TOO_LONG], OK).astype(np.uint8)
+    if wrong is not None:
+        status[np.asarray(wrong)] = NOT_A_STRING
     if status.any():  # a filter copies the text
         good = pa.array(status == OK)
         column = column.filter(good)

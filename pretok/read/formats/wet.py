@@ -69,9 +69,9 @@ def read(
 
     def documents() -> Iterator[Records]:
         if rows:
-            columns = [pa.array(values, pa.large_binary()) for values in zip(*rows, strict=True)]
+            text, *others = (pa.array(values, pa.large_binary()) for values in zip(*rows, strict=True))
             rows.clear()
-            yield documents_of(columns, record, keep)
+            yield documents_of([text, None, *others], record, keep)
 
     try:
         for headers, text in _records(blocks, record.max_document):

@@ -248,10 +248,10 @@ def read_table(
     The texts of conversations, or of a template's fields, are their JSON.
     """
     how, names = record.conversation, [*fields_read(record), *(column.field for column in keep)]
-    lists = isinstance(how, Conversation)
+    lists = None if isinstance(how, Conversation) and how.fields else isinstance(how, Conversation)
 
     def choose(schema: pa.Schema) -> ColumnPlaces:
-        return ColumnPlaces(schema, names, None if lists and how.fields else lists)
+        return ColumnPlaces(schema, names, lists)
 
     for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, piece.place, batch_bytes):
         yield documents_of(columns, record, keep)

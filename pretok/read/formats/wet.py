@@ -103,7 +103,8 @@ def _records(blocks: Iterator[bytes], limit: int) -> Iterator[tuple[dict[bytes, 
 
     for number in count(1):
         while True:
-            del data[: len(_GAP.match(data)[0])]
+            gap = _GAP.match(data)
+            del data[: gap.end() if gap else 0]
             end = _END.search(data, 0, MOST_HEADERS)
             if end or len(data) >= MOST_HEADERS or not more():
                 break

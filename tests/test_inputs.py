@@ -127,9 +127,11 @@ PRETTY = b'{\n "text": "uno"\n}\n'
 FILES_OF_LINES = [
     Row(LINES, "a BOM at the beginning", b"\xef\xbb\xbf" + lines(), TWO, note="removed"),
     Row(LINES, "the file is cut where a line ends", lines()[:16], ["uno"], note="not detected: compare the counts with the source"),
-    Row(LINES, "one object over several lines", PRETTY, [], dict.fromkeys((1, 2, 3), "malformed_json"), "3 of 4 records were rejected (malformed_json 3), more than the share of 0.5", 3, "each line is a reject"),
+    Row(LINES, "one object over several lines", PRETTY, says="none of its records was accepted; record 1: malformed_json (Expecting property name enclosed in double quotes at character 2)", code=3),
+    Row(LINES, "line ends of CR alone", lines().replace(b"\n", b"\r"), says="none of its records was accepted; record 1: malformed_json (Extra data at character ", code=3),
+    Row(LINES, "an HTML page under another name", b"404<br>\n" * 9, says="none of its records was accepted; record 1: malformed_json", code=3),
     Row(LINES, "no file has the field", b'{"body": "uno"}\n', says="no field 'text' in in/a.jsonl; text fields: body; choose one with --field", code=2, alone=True),
-    Row(LINES, "no such field in one file of several", b'{"body": "uno"}\n', [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; text fields: body; choose one with --field", note="a notice names it first"),
+    Row(LINES, "no such field in one file of several", b'{"body": "uno"}\n', says="none of its records was accepted; record 1: missing_field (there is body)", code=3),
     Row(LINES, "an empty file", b"", says="empty: in/a.jsonl", note="a notice names the file"),
     Row(LINES, "one array", b'[{"text": "uno"}]\n', says="in/a.jsonl is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does", code=2),
     Row(LINES, "conversations, read as text", b'{"messages": []}\n', says="in/a.jsonl holds conversations: write messages = 'messages' in the table of the source", code=2, alone=True),
@@ -247,7 +249,7 @@ text = partial(Row, TEXT)
 PIPE = 'separator = "|"'
 OF_TEXT = [
     text("a BOM at the beginning, and a separator", b"\xef\xbb\xbfuno|tre", TWO, note="removed", settings=PIPE, alone=True),
-    text("not UTF-8", "perché".encode("latin-1"), [], {1: "invalid_utf8"}, "byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv"),
+    text("not UTF-8", "perché".encode("latin-1"), says="none of its records was accepted; record 1: invalid_utf8 (byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv", code=3),
     text("nothing between two separators", b"uno||tre|", TWO, {2: "empty_text"}, settings=PIPE, alone=True),
     text("a NUL", b"u\0no", ["u\0no"], note="kept"),
     text('a line of text, with `format = "jsonl"`', b'uno\n{"text": "due"}\n', ["due"], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", settings='format = "jsonl"', alone=True),

@@ -191,6 +191,15 @@ def compression_of(beginning: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS.items() if magic.match(beginning)), "")
 
 
+_BEGINNINGS = {"zstd": (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"), "gzip": (b"\x1f\x8b\x08\x00",)}
+
+
+def _may_begin(beginning: bytes, compression: str) -> bool:
+    """Whether these, at most four, bytes may begin a frame."""
+    wholes = (beginning + known[len(beginning) :] for known in _BEGINNINGS[compression])
+    return any(compression_of(whole) == compression for whole in wholes)
+
+
 def _decompressor(compression: str) -> Any:
     """A decompressor of one frame, with `decompress(data)`, `eof` and `unused_data`."""
     if compression == "gzip":
@@ -216,31 +225,33 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
     import zstandard
 
     state = _decompressor(compression)
+    follows = f"other bytes follow the last frame of {compression}"
     whole = 0  # frames that have ended
-    began = False  # whether the current frame has seen any byte
+    beginning = b""  # the first bytes of the current frame
     padding = False  # whether zeros may follow: tape padding after a gzip member, of any length
     for data in blocks:
         if padding:
             data = data.lstrip(b"\0")
         while data:
+            beginning += data[: 4 - len(beginning)]
             try:
                 text = state.decompress(data)
             except (zlib.error, zstandard.ZstdError) as error:
-                if whole and not began and compression_of(data) != compression:
-                    problem = f"other bytes follow the last frame of {compression}"
-                else:
-                    problem = f"damaged {compression} data: {error}"
-                raise CorruptInputError(problem) from None
-            began, padding = True, False
+                if whole and not _may_begin(beginning, compression):
+                    raise CorruptInputError(follows) from None
+                raise CorruptInputError(f"damaged {compression} data: {error}") from None
+            padding = False
             if text:
                 yield text
             data = b""
             if state.eof:
                 data = state.unused_data
-                state, began, whole = _decompressor(compression), False, whole + 1
+                state, beginning, whole = _decompressor(compression), b"", whole + 1
                 if compression == "gzip":
                     data, padding = data.lstrip(b"\0"), True
-    if began and not partial:
+    if beginning and not partial:
+        if whole and not _may_begin(beginning, compression):
+            raise CorruptInputError(follows)
         raise CorruptInputError(
             f"the {compression} stream ends in the middle of a frame: the file is truncated"
         )

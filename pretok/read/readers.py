@@ -24,7 +24,7 @@ from pretok.read.partition import Partition
 from pretok.read.prefetch import ahead
 from pretok.read.probe import chosen_field
 from pretok.read.record_format import RecordFormat
-from pretok.read.rejects import CONVERT, OK, REASONS
+from pretok.read.rejects import CONVERT, EMPTY, NOT_LOST, NULL, OK, REASONS
 
 BATCH_BYTES = 4 << 20
 """Text per batch: large enough to make the cost of calls negligible, small enough for many workers on a node."""
@@ -49,7 +49,8 @@ class Damage:
 def read_partition(
     partition: Partition, record: RecordFormat, make: Callable[[TextBatch], TextBatch], keep: Keep = ()
 ) -> Iterator[TextBatch | Damage]:
-    """All batches of a partition, read ahead in a thread. After a damaged piece, the next is read.
+    """All batches of a partition, read ahead in a thread. After a damaged piece, the next is read. A piece counts as
+    damaged, too, if none of its records is accepted and one of them is not just empty.
 
     make: turns records into documents, in the thread of the caller (`chat.read_documents`). A file that differs from
     the plan, or was written to in the meantime, counts as damaged once it has been read.
@@ -58,7 +59,7 @@ def read_partition(
 
     def batches() -> Iterator[TextBatch | Damage]:
         for index, piece in enumerate(partition.pieces):
-            small, error, lasting = read_small(piece.file), "", False
+            small, error, lasting = read_small(piece.file), "", True
             before = None if small is not None else planned[index] or stamp(piece.file)
             try:
                 yield from read_piece(piece, index, record, keep, small)
@@ -66,17 +67,36 @@ def read_partition(
                 error = str(damage)
                 lasting = piece.file.format != "unreadable" and not isinstance(damage.__cause__, OSError)
             changed = "" if small is not None else what_changed(piece.file, before)
-            if changed or error:
-                yield Damage(index, changed or error, bool(changed), lasting and not changed)
+            yield Damage(index, changed or error, bool(changed), lasting and not changed)
+
+    accepted, first = False, ""  # of the piece that is being read: whether a record was, and the first defect
 
     def documents(batch: TextBatch | Damage) -> TextBatch | Damage:
+        nonlocal accepted, first
+        if isinstance(batch, Damage):
+            nothing, accepted, first = "" if accepted else first, False, ""
+            return replace(batch, error=batch.error or nothing)
         try:
-            return batch if isinstance(batch, Damage) else make(batch)
+            made = make(batch)
         except UsageError as error:
             raise UsageError(f"{partition.pieces[batch.piece].place}: {error}") from None
+        accepted = accepted or bool(len(made.texts))
+        if not accepted and not first:
+            first = _first_defect(made)
+        return made
 
     # A generator would keep the batch of records alive while the consumer works on the documents.
-    return map(documents, ahead(batches(), _held_bytes, BATCH_BYTES // 16))
+    read = map(documents, ahead(batches(), _held_bytes, BATCH_BYTES // 16))
+    return filter(lambda item: not isinstance(item, Damage) or bool(item.error), read)
+
+
+def _first_defect(batch: TextBatch) -> str:
+    """Say what is wrong with the first record that is not empty, null or removed by a setting; "" if there is none."""
+    for reject in batch.rejects.to_pylist():
+        if reject["reason"] not in (REASONS[NULL], REASONS[EMPTY], *NOT_LOST):
+            what = f"{reject['reason']} ({reject['detail']})" if reject["detail"] else reject["reason"]
+            return f"none of its records was accepted; record {reject['record'] + 1}: {what}"
+    return ""
 
 
 def _held_bytes(batch: TextBatch | Damage) -> int:

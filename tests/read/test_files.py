@@ -79,6 +79,14 @@ def test_gzip_padding_is_no_member(zeros, block):
         unpacked(bytes(zeros), "gzip", block)
 
 
+@pytest.mark.parametrize("how", ["zstd", "gzip"])
+@pytest.mark.parametrize("stray", [b"\n", b"\n\n\n", b"garbage!"])
+@pytest.mark.parametrize("block", [1, 2, 1 << 10])
+def test_a_stray_byte_after_the_last_frame_is_no_truncated_frame(how, stray, block):
+    with pytest.raises(CorruptInputError, match=f"other bytes follow the last frame of {how}"):
+        unpacked(compress(b"abc", how) + stray, how, block)
+
+
 def test_long_windows_and_a_file_shorter_than_planned(tmp_path):
     packed, plain = tmp_path / "long.zst", tmp_path / "a.jsonl"
     parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=30)

@@ -247,10 +247,8 @@ def read_table(
 
     The texts of conversations, or of a template's fields, are their JSON.
     """
-    names = [*fields_read(record), *(column.field for column in keep)]
-    how = record.conversation
-    template = isinstance(how, Conversation) and how.fields
-    lists = None if template else isinstance(how, Conversation)
+    how, names = record.conversation, [*fields_read(record), *(column.field for column in keep)]
+    lists = None if isinstance(how, Conversation) and how.fields else isinstance(how, Conversation)
 
     def choose(schema: pa.Schema) -> ColumnPlaces:
         return ColumnPlaces(schema, names, lists)
@@ -268,13 +266,13 @@ def fields_read(record: RecordFormat) -> list[str]:
 
 
 def documents_of(columns: Columns, record: RecordFormat, keep: Keep) -> Records:
-    """The records of columns: the first of `fields_read`, which of its values are no texts or None, the others, and
-    those of `keep`. Several fields become one text, their JSON."""
+    """The records of these columns: the first of `fields_read`, which of its values are no text or None, the others,
+    and those of `keep`."""
     text, wrong, *others = columns
-    more = len(fields := fields_read(record)) - 1
-    if isinstance(record.conversation, Conversation) and record.conversation.fields:
-        text, wrong = _objects([text, *others[:more]], fields), None
-    return column_records(text, others[more:], keep, record.max_document, wrong)
+    fields, how = fields_read(record), record.conversation
+    if isinstance(how, Conversation) and how.fields:
+        text, wrong = _objects([text, *others[: len(fields) - 1]], fields), None
+    return column_records(text, others[len(fields) - 1 :], keep, record.max_document, wrong)
 
 
 def _objects(columns: Columns, names: Sequence[str]) -> pa.LargeBinaryArray:

@@ -104,7 +104,7 @@ def _records(blocks: Iterator[bytes], limit: int) -> Iterator[tuple[dict[bytes, 
     for number in count(1):
         while True:
             gap = _GAP.match(data)
-            del data[: len(gap[0]) if gap else 0]
+            del data[: gap.end() if gap else 0]
             end = _END.search(data, 0, MOST_HEADERS)
             if end or len(data) >= MOST_HEADERS or not more():
                 break

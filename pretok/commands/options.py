@@ -99,10 +99,13 @@ def setting(dotted: str) -> Any:
 
     def keep(context: typer.Context, value: Any) -> Any:
         if value not in (None, []):
-            context.meta.setdefault(GIVEN, {})[dotted] = value_of(key, value)
+            of_sources = dotted.startswith("sources.") and isinstance(value, list)
+            parsed = _of_sources(key, value) if of_sources else value_of(key, value)
+            context.meta.setdefault(GIVEN, {})[dotted] = parsed
         return value
 
-    text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
+    of_one = dotted.startswith("sources.") and key.kind != "true or false"
+    text = key.text + (" NAME=VALUE sets it for one source." if of_one else "")
     if shown := as_typed(key.value):
         text += f" For example {shown}." if key.is_example else f" Default: {shown}."
     choices = key.kind.replace('"', "").replace(" or ", "|") if key.kind.startswith('"') else "TEXT"
@@ -127,6 +130,12 @@ def as_typed(value: Any) -> str:
         case list() | tuple():
             return ",".join(map(str, value))
     return str(value)
+
+
+def _of_sources(key: Key, typed: list[str]) -> object:
+    from pretok.config import OfSources
+
+    return OfSources(tuple(typed), many="list" in key.kind)
 
 
 def value_of(key: Key, typed: Any) -> object:

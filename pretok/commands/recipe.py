@@ -16,6 +16,7 @@ from pretok.commands.options import (
     Inputs,
     Json,
     Setting,
+    Settings,
     Workers,
     argument,
     check_train_arguments,
@@ -66,7 +67,7 @@ def plan(
         option("--workers", "Number of workers to assume. Default: one per CPU of this machine.", "N", min=0),
     ] = None,
     out: Setting = setting("out"),
-    sources_field: Setting = setting("sources.field"),
+    sources_field: Settings = setting("sources.field"),
     json: Json = False,
 ) -> None:
     """Estimate the tokens, rejects, shards, time and memory of a recipe, and whether its mix is possible.

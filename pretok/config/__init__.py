@@ -7,6 +7,7 @@ changes.py   what has changed since a result was made
 """
 
 from pretok.config.recipes import (
+    OfSources,
     load_recipe,
     load_toml,
     located,
@@ -22,6 +23,7 @@ from pretok.config.settings import DEFAULT_SPECIAL_TOKENS, MixTable, Recipe, Sou
 __all__ = [
     "DEFAULT_SPECIAL_TOKENS",
     "MixTable",
+    "OfSources",
     "Recipe",
     "Source",
     "StageTable",

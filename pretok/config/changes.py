@@ -7,7 +7,7 @@ difference, so that results of different settings are never mixed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
@@ -16,11 +16,12 @@ from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.failures import LeftOut
 from pretok.base.records import read_record
-from pretok.base.units import listed
+from pretok.base.units import listed, plural
 from pretok.config.recipes import located
 from pretok.config.settings import Recipe
 from pretok.read.files import InputFile
 from pretok.read.paths import TWO_URLS, FileKey, is_remote
+from pretok.read.probe import choose_fields
 from pretok.read.recognise import Listing, SourceInputs, list_inputs
 from pretok.read.record_format import RecordFormat
 
@@ -120,9 +121,26 @@ def list_sources(recipe: Recipe, console: Console, *, appended: bool = True) -> 
         if source.skip_damaged:
             first = first.without({path for append in appends for path in append.names.values()})
         listed[name] = [first, *appends] if appended else [first]
+        if len(fields := source.record_format().fields) > 1:
+            listed[name] = [
+                listing._replace(files=choose_fields(listing.files, fields)) for listing in listed[name]
+            ]
+            console.notice(f"{name}: {_by_field(chain(*(listing.files for listing in listed[name])))}")
     for text in chain(*(listing.notices for listing in chain(*listed.values())), shared_inputs(listed)):
         console.notice(text)
     return listed
+
+
+def _by_field(files: Iterable[InputFile]) -> str:
+    """Which files have their text in which field, in words."""
+    held: dict[str, list[str]] = {}
+    for file in files:
+        held.setdefault(file.field or "", []).append(file.path)
+    return "; ".join(
+        f"{f'the text is in {field!r}' if field else 'no field with text'} in {plural(len(paths), 'file')} "
+        f"({listed(paths, 1)})"
+        for field, paths in sorted(held.items())
+    )
 
 
 def shared_inputs(sources: Mapping[str, Sequence[Listing]]) -> list[str]:

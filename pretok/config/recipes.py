@@ -13,6 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,10 +85,32 @@ def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str]
     return validated(MixTable, data, origin, options or {}, "mix")
 
 
+@dataclass(frozen=True, slots=True)
+class OfSources:
+    """What was typed for a key of sources: `VALUE` for all of them, `NAME=VALUE` for one, which counts more. many:
+    whether the key takes a list, with commas."""
+
+    typed: tuple[str, ...]
+    many: bool
+
+    def by_source(self, names: Sequence[str]) -> dict[str, object]:
+        """The value of each source that gets one."""
+        common, own = list[str](), dict[str, list[str]]()
+        for text in self.typed:
+            name, equals, value = text.partition("=")
+            if equals and name in names:
+                own.setdefault(name, []).extend(value.split(",") if self.many else [value])
+            else:
+                common += text.split(",") if self.many else [text]
+        values = {name: own.get(name, common) for name in names}
+        return {name: found if self.many else found[-1] for name, found in values.items() if found}
+
+
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """Override settings of a recipe that is still a mapping.
 
-    given: dotted key -> value; `sources.field` sets the field of every source. Validation refuses anything but tables.
+    given: dotted key -> value; `sources.field` sets the field of every source, or of those that an `OfSources` names.
+    Validation refuses anything but tables.
     """
     changed = dict(data)
     for dotted, value in given.items():
@@ -96,8 +119,15 @@ def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> di
         if not inner:
             changed[name] = value
         elif isinstance(table, Mapping):
-            names = [f"{source}.{inner}" for source in table] if name == "sources" else [inner]
-            changed[name] = with_settings(table, dict.fromkeys(names, value))
+            values = {inner: value}
+            if name == "sources":
+                named = (
+                    value.by_source(tuple(table))
+                    if isinstance(value, OfSources)
+                    else dict.fromkeys(table, value)
+                )
+                values = {f"{source}.{inner}": one for source, one in named.items()}
+            changed[name] = with_settings(table, values)
     return changed
 
 

@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+from msgspec import UNSET
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -126,6 +127,12 @@ ExpandedPath = Annotated[Path, BeforeValidator(_expand), "path"]
 Input = Annotated[str, BeforeValidator(_expand), "path or glob"]
 ChatTemplate = Annotated[str, BeforeValidator(_expand), f'path or "{CHATML}"']
 Inputs = Annotated[tuple[Input, ...], Field(min_length=1)]
+FieldNames = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+    Field(min_length=1),
+    "text or list of text",
+]
 Globs = tuple[Input, ...]
 Keep = Annotated[tuple[str, ...], AfterValidator(_check_keep)]
 Token = Annotated[str, Field(min_length=1), "text"]
@@ -194,7 +201,9 @@ class Source(SettingsTable):
 
     inputs: Inputs = key(..., "Paths, globs, URLs, or `sample:it` and `sample:en`.", ["data/it/*.jsonl.zst"])
     format: Literal["auto", FormatName] = key("auto", "Format; `auto` looks into the files.")
-    field: str = key("text", "Field or column with the text, such as `data.text` inside another.")
+    field: FieldNames = key(
+        "text", "Field or column with the text, such as `data.text`; of several, the first that a file has."
+    )
     messages: str = key("", "Field with the messages of a conversation.", "messages", excludes="field")
     template: str = key("", "Joins fields into one text.", "{question}\n{answer}", excludes="field messages")
     learn: tuple[str, ...] = key(
@@ -266,11 +275,12 @@ class Source(SettingsTable):
         from pretok.chat.messages import load_tools
         from pretok.read.record_format import Conversation, RecordFormat
 
-        plain = RecordFormat(self.field, self.separator, self.max_document)
+        others = self.field[1:] or UNSET
+        plain = RecordFormat(self.field[0], self.separator, self.max_document, other_fields=others)
         if self.template:
             learned = self.learn or self.template_fields
             fields = Conversation(fields=True, template=self.template, learned=learned)
-            return replace(plain, field="", conversation=fields)
+            return replace(plain, field="", other_fields=UNSET, conversation=fields)
         if not self.messages:
             return plain
         chat = Conversation(
@@ -281,7 +291,7 @@ class Source(SettingsTable):
             tools=load_tools(self.tools) if self.tools else [],
             date=str(self.date or ""),
         )
-        return replace(plain, field=self.messages, conversation=chat)
+        return replace(plain, field=self.messages, other_fields=UNSET, conversation=chat)
 
     @property
     def limits(self) -> TemplateLimits:
@@ -293,7 +303,7 @@ class Source(SettingsTable):
     @property
     def probed(self) -> tuple[str, bool]:
         """Return (a field that records have, whether it may hold messages)."""
-        return self.messages or (*self.template_fields, self.field)[0], bool(self.messages)
+        return self.messages or (*self.template_fields, *self.field)[0], bool(self.messages)
 
     @property
     def kept(self) -> tuple[KeptColumn, ...]:

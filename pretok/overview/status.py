@@ -47,7 +47,7 @@ FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in 
 class _Source(Record, frozen=True, forbid_unknown_fields=False):
     """The fields used here of a source in the settings of a log."""
 
-    field: str
+    field: tuple[str, ...]
     inputs: tuple[str, ...]
 
 
@@ -177,9 +177,12 @@ def _inputs(job: LoggedJob) -> list[str]:
     if recipe := [word for word in job.argv if word.endswith(".toml") and "=" not in word]:
         return recipe[:1]
     sources = read_record(dict[str, _Source], job.settings.get("sources", {}), f"the log of {job.command}")
-    fields = {source.field for source in sources.values()} - {"text"}
     inputs = [f"{name}={path}" for name, source in sources.items() for path in source.inputs]
-    return [*inputs, *(word for name in fields for word in ("--field", name))]
+    fields = {name: source.field for name, source in sources.items() if source.field != ("text",)}
+    return [
+        *inputs,
+        *(word for name, field in fields.items() for word in ("--field", f"{name}={','.join(field)}")),
+    ]
 
 
 def _typed(job: LoggedJob, argv: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, TypeVar
 
 import xxhash
+from msgspec import UNSET, UnsetType
 
 from pretok.base.reads import map_reads
 from pretok.base.records import Count, Record
@@ -57,9 +58,18 @@ class InputFile(Record, frozen=True):
     compression: str
     size: Count
     identity: str
+    field: str | UnsetType = UNSET
+    """The field with its text, if files of its source have it in different ones."""
 
     def __reduce__(self) -> Any:
-        return _received, (url_of(self.path), self.format, self.compression, self.size, self.identity)
+        return _received, (
+            url_of(self.path),
+            self.format,
+            self.compression,
+            self.size,
+            self.identity,
+            self.field,
+        )
 
 
 def _received(url: str, *rest: Any) -> InputFile:

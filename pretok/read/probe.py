@@ -15,6 +15,7 @@ import pyarrow as pa
 from pretok.base.console import NO_CONSOLE, Console
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
+from pretok.base.records import replace
 from pretok.base.storage import tried
 from pretok.base.units import listed
 from pretok.read.files import InputFile
@@ -42,7 +43,7 @@ def probe_inputs(
     step = -(-len(inputs) // PROBED_FILES)
     sampled = {file.path for file in inputs[::step]} if inputs else set()
     probes = map_reads(lambda file: _probe(file, file.path in sampled), inputs)
-    problems = [problem for probe in probes if (problem := _problem(probe, field, lists))]
+    problems = [problem for probe in probes if (problem := _problem(probe, probe.file.field or field, lists))]
     others = [probe for probe in probes if probe.fields or (probe.file.format == "text" and probe.size)]
     if problems and len(problems) == len(others):
         more = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
@@ -52,6 +53,17 @@ def probe_inputs(
     if len(problems) > NAMED:
         console.notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
     return probes
+
+
+def choose_fields(inputs: Sequence[InputFile], fields: Sequence[str]) -> list[InputFile]:
+    """The inputs, each with the first of `fields` that is text in it, if it has one of them."""
+
+    def choose(file: InputFile) -> InputFile:
+        names = _probe(file, True).fields
+        found = next((name for name in fields if TEXT in names.get(name, ())), None)
+        return replace(file, field=found) if found else file
+
+    return list(map_reads(choose, inputs))
 
 
 def _probe(file: InputFile, sampled: bool) -> Probe:

@@ -93,7 +93,9 @@ def read_piece(
     if piece.file.format == "unreadable":
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
     first = 0
-    for records in FORMATS[piece.file.format].read(piece, small, record, keep, BATCH_BYTES):
+    for records in FORMATS[piece.file.format].read(
+        piece, small, record.of(piece.file.field), keep, BATCH_BYTES
+    ):
         yield from _batches(index, first, records)
         first += records.lines
         del records  # frees the bytes of the file that it refers to, before the next are read

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType, field
 
-from pretok.base.records import Count, Record
+from pretok.base.records import Count, Record, replace
 
 FormatName = Literal["parquet", "arrow", "jsonl", "text"]
 """The names of `read.formats`, here because a recipe is checked before anything heavy is loaded."""
@@ -52,6 +52,17 @@ class RecordFormat(Record, frozen=True):
     separator: str = ""
     max_document: Count = 256 << 20
     conversation: Conversation | UnsetType = UNSET
+    other_fields: tuple[str, ...] | UnsetType = UNSET
+    """Where a file has its text that has no `field`: the first of these that it has."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields with the text, the first that a file has."""
+        return (self.field, *(self.other_fields or ()))
+
+    def of(self, file_field: str | UnsetType) -> RecordFormat:
+        """The format of a file whose field was found."""
+        return replace(self, field=file_field) if file_field else self
 
     @property
     def max_line(self) -> int:

@@ -211,5 +211,5 @@ def test_relative_paths_start_at_the_folder_of_the_recipe_and_others_are_expande
 def test_a_field_given_once_is_that_of_every_source():
     sources = {"it": {"inputs": ["a"], "field": "x"}, "en": {"inputs": ["b"], "max_document": "1MiB"}}
     recipe = make_recipe(with_settings({"out": "w", "sources": sources}, {"sources.field": "content"}), "x")
-    assert [source.field for source in recipe.sources.values()] == ["content", "content"]
+    assert [source.field for source in recipe.sources.values()] == [("content",), ("content",)]
     assert [source.record_format().max_document for source in recipe.sources.values()] == [256 << 20, 1 << 20]

@@ -245,8 +245,19 @@ class View:
             raise IndexError(f"position {position}; the stream has {len(self)}") from None
         if isinstance(at, range):
             return self._read(np.array(at, np.int64))[0]
-        tokens: Tokens = self._read(np.array([at], np.int64))[0][0]
+        if self.tapes.files:
+            tokens: Tokens = self._read(np.array([at], np.int64))[0][0]
+            return tokens
+        tokens = np.empty(self.seq_len + 1, self.dtype)
+        self.tokens.read_run(self._address(at), tokens)
         return tokens
+
+    def _address(self, position: int) -> int:
+        """Return where a sequence of a stream without side files begins."""
+        if self.materialized:
+            return self.tapes.address(0, 0, position)
+        entry, epoch, number = self.order.locate_one(position)
+        return self.tapes.address(entry, self.order.cut(entry, epoch), number)
 
     def __iter__(self) -> Iterator[Tokens]:
         return (self[position] for position in range(len(self)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import resource
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -125,6 +126,23 @@ class FlatTokens:
         room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
         self.files.read(self._parts(pieces, out.shape[1], out.itemsize), room)
 
+    def read_run(self, address: int, out: npt.NDArray[Any]) -> None:
+        """Read the consecutive tokens from `address` on into `out`, (n,). Raises IntegrityError."""
+        shard = bisect_right(self._starts, address) - 1
+        offset = (address - int(self._starts[shard])) * out.itemsize
+        parts = self._following(shard, 0, out.nbytes, offset, out.itemsize)
+        self.files.read(parts, out.view(np.uint8).data)
+
+    def _following(self, shard: int, at: int, end: int, offset: int, size: int) -> list[ReadRange]:
+        """Return what to read for bytes `at` to `end - 1` of the output, which may reach into following shards."""
+        parts = []
+        while at < end:
+            room = int(self._starts[shard + 1] - self._starts[shard]) * size - offset
+            upto = min(end, at + room)
+            parts.append((shard, at, upto, offset))
+            shard, at, offset = shard + 1, upto, 0
+        return parts
+
     def parts(self, pieces: TokenRanges) -> list[tuple[Path, int, int]]:
         """Return (file, first token in it, tokens) for all pieces, in the order of the sequences."""
         width = int((pieces.column + pieces.length).max(initial=0))
@@ -149,12 +167,8 @@ class FlatTokens:
         parts = list(zip(*(part.tolist() for part in (shards, begins, firsts, offsets)), strict=True))
         # The few pieces that reach beyond their shard get a part in each of the following ones.
         for beyond in np.flatnonzero(firsts < ends).tolist():
-            shard, at, end = parts[beyond][0], parts[beyond][2], int(ends[beyond])
-            while at < end:
-                shard += 1
-                upto = min(end, at + int(self._starts[shard + 1] - self._starts[shard]) * size)
-                parts.append((shard, at, upto, 0))
-                at = upto
+            shard, _, upto, _ = parts[beyond]
+            parts += self._following(shard + 1, upto, int(ends[beyond]), 0, size)
         parts.sort(key=itemgetter(0))
         return parts
 

@@ -18,6 +18,7 @@ Permutation. The k-th sequence drawn from an entry of n is element k mod n of ep
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,12 +27,15 @@ import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
-from pretok.stream.permutation import UInt64s, cut, permute, round_keys, unpermute
+from pretok.stream.permutation import UInt64s, cut, key_numbers, permute, permute_one, round_keys, unpermute
 
 DIGIT = 21
 """Bits of one digit of long division; all intermediate values stay below 2^63."""
 MAX_SEQUENCES = 1 << 2 * DIGIT - 2
 """Limit of the sequences in a stage (1.1e12), so that nothing here exceeds 64 bits."""
+
+FEW = 8
+"""Up to so many positions are located one by one: Python's integers take less time than a hundred calls of numpy."""
 
 
 class _Due(NamedTuple):
@@ -56,6 +60,27 @@ class Schedule:
                 "split it into stages, or use a larger sequence length"
             )
         self.quotas: Ints = np.array(quotas, np.int64)
+        self._giving = [(source, quota) for source, quota in enumerate(quotas) if quota]
+
+    def locate_one(self, position: int) -> tuple[int, int]:
+        """Return what `locate` returns for one position: the source and k."""
+        # The same steps as for many (see `_unit_of`): the end T of its unit of time, the counts and rho at T, and the
+        # sources that are due in the unit by due time. Python's integers need no long division.
+        near, twice = (len(self._giving) + 1) // 2, 2 * self.length
+        low, high = max(position + 1 - near, 1), min(position + 1 + near, self.length)
+        time = low + bisect_right(
+            range(low, high),
+            position,
+            key=lambda time: sum([(2 * quota * time + self.length) // twice for _, quota in self._giving]),
+        )
+        due, rank = [], position
+        for source, quota in self._giving:
+            count, rho = divmod(2 * quota * time + self.length, twice)
+            if inside := rho < 2 * quota:
+                due.append((-((rho << 2 * DIGIT) // (2 * quota)), source, count - 1))
+            rank -= count - inside
+        due.sort()
+        return due[rank][1:]
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Map positions (n,) in 0..length-1 to source (n,) and k (n,): the position has the source's k-th sequence."""
@@ -191,6 +216,10 @@ class Order:
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """Map positions (n,) in 0..length-1 to entry, epoch, and sequence within the entry, each (n,)."""
+        if len(positions) <= FEW:
+            few = [self.locate_one(position) for position in positions.tolist()]
+            entry, epoch, index = np.array(few, np.int64).reshape(-1, 3).T
+            return entry, epoch, index
         stage_of = np.searchsorted(self._starts, positions, side="right") - 1
         entry = np.empty_like(positions)
         drawn = np.empty_like(positions)
@@ -201,6 +230,14 @@ class Order:
         size = self.sizes[entry]
         epoch, index = np.divmod(drawn, size)
         return entry, epoch, permute(index, size, self._keys_of(entry, epoch))
+
+    def locate_one(self, position: int) -> tuple[int, int, int]:
+        """Return what `locate` returns for one position."""
+        stage = bisect_right(self._starts, position) - 1
+        entry, k = self._stages[stage].locate_one(position - int(self._starts[stage]))
+        size = int(self.sizes[entry])
+        epoch, index = divmod(k + int(self._drawn[stage, entry]), size)
+        return entry, epoch, permute_one(index, size, key_numbers(self.seed, self.names[entry], epoch))
 
     def epochs(self, entry: int) -> int:
         """Return how many epochs of an entry the stream begins."""
@@ -250,6 +287,8 @@ class Order:
 
     def _of_epochs(self, entry: Ints, epoch: Ints, value: Callable[[int, int], Any]) -> npt.NDArray[Any]:
         """Return `value` of each entry and epoch (n,), computed once for each pair: many positions share few epochs."""
+        if len(entry) <= FEW:
+            return np.array([value(*pair) for pair in zip(entry.tolist(), epoch.tolist(), strict=True)])
         pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
         values = [value(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
         return np.array(values)[inverse]

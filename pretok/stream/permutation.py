@@ -9,6 +9,8 @@ walks along the same cycle in the other direction.
 from __future__ import annotations
 
 import hashlib
+import struct
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +20,26 @@ from pretok.base.tokens import Ints
 UInt64s = npt.NDArray[np.uint64]
 
 ROUNDS = 6
-_MULTIPLIERS = (
-    np.uint64(0xFF51AFD7ED558CCD),
-    np.uint64(0xC4CEB9FE1A85EC53),
-)  # of MurmurHash3's 64-bit finalizer
+_FIRST, _SECOND = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
+"""The multipliers of MurmurHash3's 64-bit finalizer."""
+_MULTIPLIERS = np.uint64(_FIRST), np.uint64(_SECOND)
 _SHIFT = np.uint64(32)
+_WORD = (1 << 64) - 1
+
+
+@lru_cache(1 << 12)
+def key_numbers(seed: int, source: str, epoch: int) -> tuple[int, ...]:
+    """Return the ROUNDS round keys of one epoch's permutation."""
+    digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}".encode(), digest_size=8 * ROUNDS).digest()
+    return struct.unpack(f"<{ROUNDS}Q", digest)
 
 
 def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
-    """Return the (ROUNDS,) round keys of one epoch's permutation."""
-    digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}".encode(), digest_size=8 * ROUNDS).digest()
-    return np.frombuffer(digest, "<u8").astype(np.uint64)
+    """Return `key_numbers` as an array, (ROUNDS,)."""
+    return np.array(key_numbers(seed, source, epoch), np.uint64)
 
 
+@lru_cache(1 << 12)
 def cut(seed: int, source: str, epoch: int, seq_len: int) -> int:
     """Return the token of a source at which the sequences of an epoch begin, 0 to seq_len - 1."""
     # A remainder of 64 bits is uniform enough: no value is likelier than another by more than seq_len / 2^64.
@@ -44,6 +53,22 @@ def permute(index: Ints, size: Ints, keys: UInt64s) -> Ints:
     index, size: (n,) with 0 <= index < size; keys: (n, ROUNDS). Returns (n,).
     """
     return _walk(index, size, keys, range(ROUNDS))
+
+
+def permute_one(index: int, size: int, keys: tuple[int, ...]) -> int:
+    """Return what `permute` returns for one index, without the fixed costs of numpy's calls."""
+    low_bits = max((size - 1).bit_length(), 2) >> 1
+    high_bits = max((size - 1).bit_length(), 2) - low_bits
+    while True:
+        high, low = index >> low_bits, index & (1 << low_bits) - 1
+        for even, odd in zip(keys[::2], keys[1::2], strict=True):
+            mixed = (high ^ even) * _FIRST & _WORD
+            low ^= ((mixed ^ mixed >> 32) * _SECOND & _WORD) >> 64 - low_bits
+            mixed = (low ^ odd) * _FIRST & _WORD
+            high ^= ((mixed ^ mixed >> 32) * _SECOND & _WORD) >> 64 - high_bits
+        index = high << low_bits | low
+        if index < size:
+            return index
 
 
 def unpermute(image: Ints, size: Ints, keys: UInt64s) -> Ints:

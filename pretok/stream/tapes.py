@@ -343,6 +343,10 @@ class Tapes:
     ) -> None:
         self.bases, self._sizes, self.strides, self._length, self.files = bases, sizes, strides, length, files
 
+    def address(self, entry: int, cut: int, number: int) -> int:
+        """Return the address of a sequence of an entry without a side file: its tokens are one run."""
+        return int(self.bases[entry]) + cut + number * int(self.strides[entry])
+
     def pieces(self, entry: Ints, cut: Ints, number: Ints) -> TokenRanges:
         """Return where the sequences `number` (n,) of entries (n,) lie, if their epochs begin at token `cut` (n,).
 

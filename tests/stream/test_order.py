@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretok.stream.order import MAX_SEQUENCES, Order, Schedule, cut, permute, round_keys, unpermute
+from pretok.stream.order import FEW, MAX_SEQUENCES, Order, Schedule
+from pretok.stream.permutation import cut, key_numbers, permute, permute_one, round_keys, unpermute
 
 large_quotas = st.lists(st.integers(0, (MAX_SEQUENCES - 1) // 50), min_size=2, max_size=50).filter(any)
 
@@ -30,6 +31,8 @@ def test_positions_are_exact_at_the_largest_sizes(quotas: list[int], data: st.Da
     source, k = schedule.locate(np.array(positions))
     assert [position_of(quotas, *pair) for pair in zip(source.tolist(), k.tolist(), strict=True)] == positions
     assert schedule.prefix(np.array(positions))[range(len(source)), source].tolist() == k.tolist()
+    pairs = list(zip(source.tolist(), k.tolist(), strict=True))
+    assert [schedule.locate_one(position) for position in positions] == pairs
 
 
 def test_due_times_that_nearly_meet_are_told_apart() -> None:
@@ -44,6 +47,7 @@ def test_due_times_that_nearly_meet_are_told_apart() -> None:
         assert (positions[0] > positions[1]) == (distance > 0)
         source, k = Schedule(quotas).locate(np.array(positions))
         assert (source.tolist(), k.tolist()) == ([0, 1], drawn)
+        assert [Schedule(quotas).locate_one(position) for position in positions] == [*enumerate(drawn)]
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 100))
@@ -52,6 +56,26 @@ def test_permutation_reaches_everything_once(size: int, seed: int, epoch: int) -
     image = permute(np.arange(size), np.full(size, size), keys)
     np.testing.assert_array_equal(np.sort(image), np.arange(size))
     np.testing.assert_array_equal(unpermute(image, np.full(size, size), keys), np.arange(size))
+    assert [
+        permute_one(index, size, key_numbers(seed, "it", epoch)) for index in range(size)
+    ] == image.tolist()
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_few_positions_are_located_as_many(data: st.DataObject) -> None:
+    """A reader in random order asks for one position, a reader ahead for a thousand."""
+    sizes = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=4))
+    quotas = st.lists(st.integers(0, 500), min_size=len(sizes), max_size=len(sizes)).filter(any)
+    stages = data.draw(st.lists(quotas, min_size=1, max_size=3))
+    order = Order([f"s{n}" for n in range(len(sizes))], sizes, stages, seed=3)
+    every = np.arange(order.length).repeat(FEW + 1)  # never few
+    many = [part[:: FEW + 1].tolist() for part in order.locate(every)]
+    assert [list(order.locate_one(position)) for position in range(order.length)] == list(
+        map(list, zip(*many, strict=True))
+    )
+    some = np.array(data.draw(st.lists(st.integers(0, order.length - 1), max_size=FEW)), np.int64)
+    assert [part.tolist() for part in order.locate(some)] == [np.array(part)[some].tolist() for part in many]
 
 
 def test_order_never_changes() -> None:

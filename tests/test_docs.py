@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import html
 import io
 import json
@@ -118,11 +119,24 @@ def train_parses(words: list[str]) -> None:
 def test_the_marked_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines")
+    _make_messy(tmp_path / "messy")
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
         if block["mark"]:
             for words in commands(block["text"]):
                 assert words[0] == "pretok", f"{words}: only commands of pretok can be run"
                 assert run_command(words[1:]) == 0, words
+
+
+def _make_messy(folder: Path) -> None:
+    """A folder as docs/messy-data.md has it: nested, two names of the text, bad lines, a damaged file, other files."""
+    texts = [f"Il documento numero {number} parla del mare e della luna." for number in range(200)]
+    for name in ("text", "testo"):
+        (folder / name).mkdir(parents=True)
+        lines = "".join(json.dumps({name: text}) + "\n" for text in texts).encode()
+        (folder / name / "a.jsonl.gz").write_bytes(gzip.compress(lines + b'{"broken": \n{"other": 1}\n'))
+        (folder / name / "_SUCCESS").touch()
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines)[:-40])
+    (folder / "notes.pdf").write_bytes(b"%PDF")
 
 
 @pytest.mark.usefixtures("few_buckets")

@@ -11,10 +11,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from support import ROOT, make_shards, until, write_recipe
 
+import pretok
 import pretok.stream
 from pretok.base.errors import PretokError
 from pretok.cli import READER_GONE, app, run_command
@@ -196,3 +199,39 @@ def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, ca
     assert run_command(tokenizing(".", vocab_dir)) == 2
     assert f"did you mean {tmp_path}/work?" in capsys.readouterr().err
     assert not Path("shards").exists()
+
+
+@pytest.mark.usefixtures("few_buckets")
+def test_the_recipe_with_code_and_translation_pairs_runs_to_a_mix(tmp_path, capsys):
+    """pipelines/italia-code-pairs.toml as it is, but for paths and sizes."""
+    pairs = [{"en": f"The sea has {n} waves.", "it": f"Il mare ha {n} onde."} for n in range(2000)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    sources = [path.read_text("utf-8") for path in sorted(ROOT.glob("pretok/*/*.py"))]
+    names = [f"{n}.py" for n in range(len(sources))]
+    pq.write_table(pa.table({"content": sources, "path": names}), tmp_path / "code.parquet")
+    changes = {
+        "PUT/YOUR/WORK/FOLDER/HERE": "work",
+        "PUT/YOUR/ITALIAN/TEXT/HERE/**/*.jsonl.zst": "sample:it",
+        "PUT/YOUR/ENGLISH/TEXT/HERE/**/*.parquet": "sample:en",
+        "PUT/YOUR/CODE/HERE/**/*.parquet": "code.parquet",
+        "PUT/YOUR/TRANSLATION/PAIRS/HERE/**/*.jsonl": "pairs.jsonl",
+        "size = 50000": "size = 2000",
+        'tokens = "1.2T"': 'tokens = "100K"',
+        "seq_len = 4096": "seq_len = 128",
+    }
+    recipe = (ROOT / "pipelines" / "italia-code-pairs.toml").read_text("utf-8")
+    for known, put in changes.items():
+        assert recipe.count(known) == 1
+        recipe = recipe.replace(known, put)
+    (tmp_path / "r.toml").write_text(recipe)
+    assert run_command(["run", str(tmp_path / "r.toml"), "--workers", "0"]) == 0
+    work = pretok.open(tmp_path / "work")
+    texts = [text for batch in work.texts("pairs") for text in batch["text"].to_pylist()]
+    assert sorted(texts) == sorted(f"Traduci in italiano: {pair['en']}\n{pair['it']}" for pair in pairs)
+    code = [row for batch in work.texts("code", columns=["path"]) for row in batch.to_pylist()]
+    assert {row["path"]: row["text"] for row in code} == dict(zip(names, sources, strict=True))
+    counts = pretok.stream.open(work.folder / "shards", work.folder / "mix.json").prefix_counts(781)
+    assert sum(counts.values()) == 781 == 100_000 // 128
+    shares = {name: count / 781 for name, count in counts.items()}
+    assert shares == pytest.approx({"it": 0.72, "en": 0.08, "code": 0.18, "pairs": 0.02}, abs=2 / 781)
+    assert counts["it"] / (counts["it"] + counts["en"]) == pytest.approx(0.9, abs=0.002)

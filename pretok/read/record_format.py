@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType, field
 
-from pretok.base.records import Count, Record
+from pretok.base.records import Count, Digest, Record
 
 FormatName = Literal["parquet", "arrow", "wet", "jsonl", "tokens", "text"]
 """The names of `read.formats`, here because a recipe is checked before anything heavy is loaded."""
@@ -47,7 +47,7 @@ class TokenFiles(Record, frozen=True):
     """
 
     tokenizer: str
-    fingerprint: str
+    fingerprint: Digest
     eod: Count
     bos: Count | None = None
     dtype: str = ""

@@ -89,7 +89,7 @@ def test_paths_and_digests_are_checked(kind: Any, good: list[str], bad: list[str
 
 
 UNCHECKED = {
-    "pretok.base.failures.Failure.file": "an input of the user, for messages",
+    "pretok.base.failures.LeftOut.file": "an input of the user, for messages",
     "pretok.read.files.InputFile.path": "an input of the user, anywhere",
     "pretok.vocab.report_file.VocabReport.sizes": "vocabularies by their number of entries",
     "train.checkpoint.export._Index.weight_map": "keys are names of tensors; the files are paths inside",

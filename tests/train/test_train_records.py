@@ -197,13 +197,16 @@ def test_lines_that_were_not_saved_go_and_half_a_line_is_written_over(
 
 def test_a_slow_disk_delays_no_step_but_a_checkpoint(trial: Trial) -> None:
     """No line is written before all steps are done; and none is missing from a checkpoint, or after the run."""
-    released, seen = threading.Event(), list[bool]()
-    trial.around(metrics.Lines, "_put", lambda *_: released.wait(100))
+    began, released, seen, waits = threading.Event(), threading.Event(), list[bool](), list[bool]()
+    trial.around(loop, "_one_step", lambda *_: began.set())  # the segment is written before
+    trial.around(metrics.Lines, "_put", lambda *_: began.is_set() and waits.append(released.wait(100)))
     trial.around(loop, "_record", None, lambda _, __, done: done._step == 6 and released.set())
     trial.around(save, "write_pieces", lambda *_: seen.append(released.is_set()))
     run = trial.train(save_every="4", steps=7, log_every=99, schedule="constant")
     assert column(run, "step") == [1, 2, 3, 4, 5, 6, 7]
     assert seen == [True, True]
+    assert waits
+    assert all(waits)
     [line] = read_lines(run / "goodput.jsonl")
     assert line["steps"] == 7
 

@@ -20,8 +20,9 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> Row:
     """MB/s of text of each part over the files, and of all in a row."""
     import numpy as np
 
+    from pretok.base.texts import from_buffers
     from pretok.base.tree import Tree
-    from pretok.read.batches import from_buffers, hash_texts
+    from pretok.read.batches import hash_texts
     from pretok.read.files import read_bytes
     from pretok.read.formats.json_parser import parse_lines
     from pretok.read.readers import BATCH_BYTES

@@ -149,7 +149,7 @@ class Gauge:
 
     def summary(self) -> str:
         """Return what this run did; "" if it did nothing in no time."""
-        seconds, counts = self.seconds, list(_counted(self.counts))
+        seconds, counts = self.seconds, self.counted()
         start = self._worked - self._began
         if size := _amount(self.counts, "bytes"):
             rate = size / max(seconds - start, 1e-9)

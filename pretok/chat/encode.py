@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import types
 
+from pretok.base.texts import buffers, from_buffers
 from pretok.base.tokens import Bytes, Ints, Tokens
 from pretok.chat.spans import spans_of, unpack
 from pretok.kernels.compile import I64, njit
-from pretok.read.batches import buffers, from_buffers
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 

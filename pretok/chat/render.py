@@ -19,12 +19,13 @@ from jinja2.exceptions import TemplateError
 
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
+from pretok.base.texts import buffers, from_buffers
 from pretok.chat.limits import LIMITS, OverLimit, TemplateLimits, limited
 from pretok.chat.messages import BadRecord, Shape, decode, messages_of, texts_of, wrapped
 from pretok.chat.spans import ANSWER, USER, column_of, pack
 from pretok.chat.text import Step, Trace, TracedText, replay
 from pretok.chat.turns import Turns
-from pretok.read.batches import Reject, TextBatch, buffers, from_buffers
+from pretok.read.batches import Reject, TextBatch
 from pretok.read.normalize import Normalization
 from pretok.read.record_format import Conversation, RecordFormat, fields_of
 

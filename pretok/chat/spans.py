@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from pretok.base.texts import buffers, from_buffers
 from pretok.base.tokens import Ints
-from pretok.read.batches import buffers, from_buffers
 from pretok.tokenizer.kinds import CHAT_KINDS
 
 TEMPLATE, SYSTEM, USER, RESULT, THINKING, CALL, ANSWER = range(len(CHAT_KINDS))

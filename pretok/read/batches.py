@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.records import replace
-from pretok.base.texts import buffers as buffers
-from pretok.base.texts import from_buffers as from_buffers
+from pretok.base.texts import buffers
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pretok.read.batches import from_buffers
+from pretok.base.texts import from_buffers
 from pretok.read.files import InputFile
 from pretok.read.kept import TYPES, KeptColumn, KeptValues
 from pretok.read.record_format import RecordFormat, TokenFiles

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.records import Record, replace
-from pretok.read.batches import TextBatch, buffers
+from pretok.base.texts import buffers
+from pretok.read.batches import TextBatch
 
 BOM = "\ufeff"
 

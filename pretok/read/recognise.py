@@ -237,9 +237,13 @@ def _hint(path: str) -> str:
 
 def _format_of(path: str, declared_format: str) -> str:
     """Return the format that the name of a file says it has, "" if none or not the declared one."""
-    suffix = _endings(path)[0]
-    found = next((name for name, known in FORMATS.items() if suffix in known.SUFFIXES), "")
+    found = _named_format(_endings(path)[0])
     return found if declared_format in ("auto", found) else ""
+
+
+def _named_format(suffix: str) -> str:
+    """Return the format of files with this suffix, "" if there is none."""
+    return next((name for name, known in FORMATS.items() if suffix in known.SUFFIXES), "")
 
 
 def _endings(path: str) -> tuple[str, str]:
@@ -263,7 +267,7 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     compression = compression_of(head)
     begins = _beginning(head, compression)
     found = next((name for name, known in FORMATS.items() if known.recognise(begins, tail)), "")
-    by_name = next((name for name, known in FORMATS.items() if suffix in known.SUFFIXES), "")
+    by_name = _named_format(suffix)
     auto, certain = declared_format == "auto", bool(found) and FORMATS[found].CERTAIN
     if certain and declared_format not in ("auto", found):
         raise UsageError(f"{path} has the format {found}, but the source declares format {declared_format}")

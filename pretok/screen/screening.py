@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.records import replace
+from pretok.base.texts import buffers
 from pretok.chat.spans import content_of
-from pretok.read.batches import TextBatch, buffers, hash_column, hash_texts
+from pretok.read.batches import TextBatch, hash_column, hash_texts
 from pretok.read.kept import TYPES, KeptColumn
 from pretok.screen.benchmark import ContaminationFinder, ItemCount, load_benchmark
 from pretok.screen.copies import CopiesOfPartition

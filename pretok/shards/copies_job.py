@@ -26,9 +26,10 @@ from pretok.base.failures import Failures
 from pretok.base.partition_tasks import run_partitions
 from pretok.base.sql import database, parquet
 from pretok.base.tasks import Step
+from pretok.base.texts import buffers
 from pretok.base.tree import compare_root
 from pretok.base.units import plural
-from pretok.read.batches import buffers, hash_texts
+from pretok.read.batches import hash_texts
 from pretok.screen.copies import save_copies
 from pretok.shards.document_table import ROWS, make_table
 from pretok.shards.ledger import SCHEMA, LedgerWriter, ledger_rows

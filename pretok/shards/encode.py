@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pretok.base.texts import buffers
 from pretok.base.tokens import Bytes, Hashes, Ints, Tokens
 from pretok.chat.encode import encode_spans
 from pretok.kernels.hashing import hash_documents, select
-from pretok.read.batches import TextBatch, buffers, hash_column, hash_texts
+from pretok.read.batches import TextBatch, hash_column, hash_texts
 from pretok.shards.ledger import hex_digits
 from pretok.tokenizer.encoder import MOST_PER_BYTE, Encoder
 from pretok.tokenizer.reference import Unencodable

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError
+from pretok.base.texts import from_buffers
 from pretok.base.tokens import Ints, removed_documents
 from pretok.chat.turns import Turns
-from pretok.read.batches import from_buffers
 from pretok.read.record_format import Conversation
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import Manifest, Shard, inputs_name

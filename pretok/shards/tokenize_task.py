@@ -31,10 +31,11 @@ from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Report
 from pretok.base.records import replace, to_json
 from pretok.base.storage import write_json
+from pretok.base.texts import buffers
 from pretok.chat.limits import LIMITS, TemplateLimits
 from pretok.chat.read_documents import read_documents
 from pretok.kernels.compile import load_registries
-from pretok.read.batches import NOT_CANONICAL, TextBatch, buffers, hash_ids
+from pretok.read.batches import NOT_CANONICAL, TextBatch, hash_ids
 from pretok.read.damage import read_whole
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization

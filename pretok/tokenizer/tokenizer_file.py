@@ -83,7 +83,7 @@ class TokenizerJson(msgspec.Struct):
     added_tokens: list[AddedToken] = []
 
 
-_DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "BPE": {
         "dropout": None,
         "unk_token": None,
@@ -136,7 +136,7 @@ def _filled(part: Any) -> Any:
     steps = {"pretokenizers": [_filled(step) for step in part.get("pretokenizers", [])]}
     kind = part.get("type", "")
     inner = steps if kind == "Sequence" else {}
-    return {**_DEFAULTS.get(kind, {}), **part, **_DECIDE_NO_ID.get(kind, {}), **inner}
+    return {**DEFAULTS.get(kind, {}), **part, **_DECIDE_NO_ID.get(kind, {}), **inner}
 
 
 def _merges(model: dict[str, Any]) -> Iterator[str | list[str]]:

@@ -24,6 +24,7 @@ from pretok.tokenizer.kinds import MARKERS
 from pretok.tokenizer.tokenizer_file import (
     ALPHABET,
     CHARACTER_BYTES,
+    DEFAULTS,
     fingerprint_of,
     is_byte_fallback,
     read_tokenizer,
@@ -186,13 +187,7 @@ def tokenizer_data(
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
+            **DEFAULTS["BPE"],
             "vocab": vocab,
             "merges": [[to_characters(left), to_characters(right)] for left, right in merges],
         },

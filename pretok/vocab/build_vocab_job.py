@@ -28,10 +28,10 @@ from pretok.base.memory import free_memory
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json, write_json
 from pretok.base.tasks import Step, open_step
+from pretok.base.texts import from_buffers
 from pretok.config import Recipe, Vocab
 from pretok.config.changes import refuse_changes
 from pretok.kernels.pretokenize import PATTERNS, code_of, split_words
-from pretok.read.batches import from_buffers
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab.bpe import BufferWriter, SymbolBuffer, byte_tokens, extend_merges, train_merges

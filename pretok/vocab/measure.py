@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from pretok.base.console import Console
 from pretok.base.execute import Report
-from pretok.read.batches import buffers, from_buffers
+from pretok.base.texts import buffers, from_buffers
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab

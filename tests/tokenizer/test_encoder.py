@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from tokenizing import ids_of, vocabulary
 
 from pretok.base.memory import resident_bytes
+from pretok.base.texts import from_buffers
 from pretok.kernels.unicode import MARK, class_table
-from pretok.read.batches import from_buffers
 from pretok.tokenizer import encoder as encoder_module
 from pretok.tokenizer import reference as reference_module
 from pretok.tokenizer.encoder import Encoder, FastEngine, choose_engine

@@ -14,11 +14,12 @@ import numpy as np
 from msgspec import UNSET
 
 from pretok.base.errors import UsageError
+from pretok.base.texts import buffers
 from pretok.chat.encode import encode_spans
 from pretok.chat.limits import LIMITS, TemplateLimits
 from pretok.chat.read_documents import documents_of
 from pretok.overview.forecast.windows import Window, windows
-from pretok.read.batches import NOT_CANONICAL, TextBatch, buffers, hash_ids
+from pretok.read.batches import NOT_CANONICAL, TextBatch, hash_ids
 from pretok.read.files import CorruptInputError
 from pretok.read.format import Probe
 from pretok.read.formats.tokens import TokenDecoder

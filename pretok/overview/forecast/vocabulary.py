@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from pretok.base.errors import PartitionsFailed
+from pretok.base.texts import buffers
 from pretok.chat.read_documents import documents_of
 from pretok.config import Recipe, Source
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.overview.forecast.windows import windows
-from pretok.read.batches import buffers
 from pretok.read.files import CorruptInputError
 from pretok.read.format import Probe
 from pretok.read.readers import read_piece

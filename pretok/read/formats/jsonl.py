@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import UNSET
 
 from pretok.base.storage import tried
-from pretok.read.batches import from_buffers
+from pretok.base.texts import from_buffers
 from pretok.read.files import CorruptInputError, InputFile, open_input, read_bytes, without_bom
 from pretok.read.format import LIST, NOTHING, TEXT, Keep, Piece, Probe, Records, text_size, too_long
 from pretok.read.formats.json_parser import MAX_DEPTH, parse_lines

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pretok.read.batches import from_buffers
+from pretok.base.texts import from_buffers
 from pretok.read.files import InputFile
 from pretok.read.format import Keep, Piece, Probe, Records, text_size, too_long
 from pretok.read.formats.tables import column_records

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
+from pretok.base.texts import buffers
 from pretok.base.tokens import Bytes, Ints
 from pretok.kernels.hashing import hash_documents
-from pretok.read.batches import buffers
 
 BUCKET_BITS = 6
 BUCKETS = 1 << BUCKET_BITS

@@ -24,11 +24,12 @@ from pretok.base.console import Counts
 from pretok.base.execute import Report
 from pretok.base.records import Count, read_record, to_json
 from pretok.base.storage import atomic_open
+from pretok.base.texts import buffers
 from pretok.chat.read_documents import read_documents
 from pretok.chat.spans import content_ends
 from pretok.kernels.compile import load_registries
 from pretok.kernels.hashing import hash_documents, select
-from pretok.read.batches import TextBatch, buffers
+from pretok.read.batches import TextBatch
 from pretok.read.damage import read_whole
 from pretok.read.partition import Partition
 from pretok.read.record_format import RecordFormat

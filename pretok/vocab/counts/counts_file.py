@@ -34,8 +34,8 @@ from pretok.base.records import (
     to_json,
 )
 from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
+from pretok.base.texts import from_buffers
 from pretok.base.units import listed
-from pretok.read.batches import from_buffers
 from pretok.read.normalize import Normalization
 from pretok.read.recognise import SourceInputs
 from pretok.vocab.counts.buckets import read_group

@@ -21,7 +21,7 @@ from benchmarks.train_shards import write_documents
 from pretok.base.records import replace
 from pretok.base.tree import root_of
 from pretok.read.files import InputFile
-from pretok.shards.inputs import PieceCounts, PlannedPiece, SourcePlan, write_plan
+from pretok.read.source_plan import PieceCounts, PlannedPiece, SourcePlan, write_plan
 from pretok.shards.ledger import ledger_column
 from pretok.shards.manifest import SideFile, inputs_name, load_manifest, write_manifest
 

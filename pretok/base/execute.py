@@ -246,7 +246,9 @@ class _Ray:
                 "one: add a node with `ray start --address HOST:PORT --num-cpus N`"
             )
         self._ray, self._address = ray, address
-        self._run = ray.remote(max_retries=0, num_cpus=1)(_where_it_is_the_same())
+        # `ps` and Ray's dashboard show the name: a local function has none that says whose task it is.
+        task = ray.remote(max_retries=0, num_cpus=1)(_where_it_is_the_same())
+        self._run = task.options(name=_on_ray.__name__)
         # A task on this node that ends only when Ray does here. The loss of any other node must not end the job.
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         on_this_node = ray.remote(max_retries=0, num_cpus=0, scheduling_strategy=node)

@@ -99,7 +99,7 @@ def build_vocab(
     vocab_pattern: Setting = setting("vocab.pattern"),
     vocab_weights: Setting = setting("vocab.weights"),
     vocab_extend: Setting = setting("vocab.extend"),
-    vocab_add: Settings = setting("vocab.add"),
+    vocab_add: Setting = setting("vocab.add"),
     sources_field: Settings = setting("sources.field"),
     sources_tokens: Settings = setting("sources.tokens"),
     sources_skip_damaged: bool | None = setting("sources.skip_damaged"),

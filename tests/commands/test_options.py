@@ -8,13 +8,24 @@ import typer
 from pretok.cli import app, run_command
 from pretok.commands.help import COMMANDS
 from pretok.commands.options import REPEATED, as_typed, value_of
-from pretok.config.keys import key_at
+from pretok.config.keys import key_at, keys_of, table_at
 from pretok.config.recipes import make_recipe, with_settings
 
 GROUP = typer.main.get_command(app)
-TAKEN = sorted(
-    {dotted for name in COMMANDS for dotted in getattr(GROUP.get_command(None, name).callback, "takes", ())}
-)
+TABLES = ("vocab", "shards", "mix", "sources", "slurm")
+KEYS = {
+    f"{table}_{key.name}": f"{table}.{key.name}" for table in TABLES for key in keys_of(table_at([table]))
+}
+SETTINGS = {
+    name: {
+        one: KEYS.get(one.name, "out")
+        for one in GROUP.get_command(None, name).params
+        if one.callback and one.name in (*KEYS, "out")
+    }
+    for name in COMMANDS
+}
+"""Command -> its options that set keys -> the key."""
+TAKEN = sorted({dotted for found in SETTINGS.values() for dotted in found.values()})
 NEEDS = {"vocab.eod": {"vocab.path": "x"}, "vocab.add": {"vocab.extend": "x"}}
 MINIMAL = {"out": "w", "sources": {name: {"inputs": ["a"]} for name in ("it", "en")}}
 STAGES = [{"tokens": "1T", "weights": "natural"}, {"tokens": "300B", "weights": {"it": 1}}]
@@ -43,9 +54,15 @@ def test_an_option_means_what_the_key_of_a_recipe_means(dotted: str) -> None:
 @pytest.mark.parametrize("dotted", TAKEN)
 def test_the_value_that_a_help_shows_is_taken(dotted: str) -> None:
     key = key_at(dotted)
-    typed = as_typed(key.value)
+    typed = "it=old/tokenizer.json" if dotted == "sources.tokens" else as_typed(key.value)
     value = value_of(key, [typed] if typed and key.kind.startswith(REPEATED) else typed)
     make_recipe(with_settings(MINIMAL, {**NEEDS.get(dotted, {}), dotted: value}), "test")
+
+
+@pytest.mark.parametrize("name", [name for name, found in SETTINGS.items() if found])
+def test_an_option_is_repeated_if_its_key_holds_several_values(name: str) -> None:
+    for one, dotted in SETTINGS[name].items():
+        assert one.multiple == key_at(dotted).kind.startswith(REPEATED), dotted
 
 
 MOST = {"mix": 14, "build-vocab": 15, "tokenize": 13}

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from pretok.base.storage import read_lines
 from pretok.base.version import PRETOK_VERSION
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
+from pretok.stream.mix_file import natural_mix
 from tests.train_support import Ranks, Trial, around, column, run_jobs, tiny_flags
 from train import loop, metrics, report
 from train.__main__ import main
@@ -59,6 +60,51 @@ def test_wandb_is_offline_with_one_id_for_the_chain_and_knows_code_and_data(tria
     assert provenance["stream"]
     assert provenance["torch"] == torch.__version__
     assert {"commit", "command", "environment", "host"} <= provenance.keys()
+
+
+def leveldb_records(data: bytes, offset: int) -> Iterator[bytes]:
+    """The records of a log of LevelDB, the form of wandb's files, whose first block begins `offset` bytes before."""
+    block, parts, at = 32768, b"", 0
+    while at < len(data):
+        if block - (offset + at) % block < 7:  # too short for a header
+            at += block - (offset + at) % block
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+@pytest.mark.peers
+def test_each_start_leaves_version_settings_and_fingerprints_in_wandbs_files(trial: Trial) -> None:
+    """The package itself, offline: what `wandb sync` uploads, a file for each start."""
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for steps in (2, 4):
+        trial.train(wandb="p", steps=steps, schedule="constant")
+    manifest = load_manifest(trial.shards)
+    known = {
+        "version": PRETOK_VERSION,
+        "manifest": manifest.fingerprint,
+        "tokenizer": manifest.tokenizer.fingerprint,
+        "stream": View(manifest, natural_mix(manifest, "train", 16, manifest.sources, 0)).fingerprint,
+    }
+    logged = []
+    starts = sorted((trial.run / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(starts) == 2
+    for path, steps in zip(starts, (2, 4), strict=True):
+        config = {}
+        for record in map(Record.FromString, leveldb_records(path.read_bytes()[7:], offset=7)):
+            for update in (*record.run.config.update, *record.config.update):
+                config[update.key] = json.loads(update.value_json)
+            logged += [item for item in record.history.item if "loss" in (item.key, *item.nested_key)]
+        assert config["provenance"] == config["provenance"] | known
+        assert config["provenance"]["commit"] == metrics.provenance()["commit"]
+        assert (config["steps"], config["seq_len"], config["lr"]) == (steps, 16, trial.config().lr)
+    assert len(logged) == 4
 
 
 def test_a_node_without_git_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import random
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def write(path: Path, form: str = "jsonl") -> None:
     elif form == "txt":
         path.with_suffix(".txt").write_text("\n".join(found))
     else:
-        pack = {"jsonl.zst": zstandard.compress, "jsonl.gz": gzip.compress, "jsonl": bytes}[form]
+        gzipped = partial(gzip.compress, mtime=0)  # else two files are no copies if a second passes between them
+        pack = {"jsonl.zst": zstandard.compress, "jsonl.gz": gzipped, "jsonl": bytes}[form]
         path.with_suffix(f".{form}").write_bytes(pack(lines(found)))
 
 

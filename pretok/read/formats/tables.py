@@ -178,7 +178,7 @@ def _unpacked(column: pa.Array) -> pa.Array:
 
 
 def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """(rows,) bytes of each value once it is unpacked; the mean for other values than texts."""
+    """Return (rows,) bytes of each value once it is unpacked, texts inside of it too; the mean for other values."""
     if pa.types.is_dictionary(column.type):
         sizes: npt.NDArray[np.int64] = np.append(_sizes(column.dictionary), 0)
         places: npt.NDArray[np.int64] = np.asarray(column.indices.fill_null(-1), np.int64)
@@ -187,6 +187,15 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
         column = column.storage
     if is_text(column.type):
         return np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+    if pa.types.is_struct(column.type):
+        return sum(map(_sizes, column.flatten()), np.zeros(len(column), np.int64))
+    if is_list(column.type):
+        ends: npt.NDArray[np.int64] = np.cumsum(
+            np.asarray(pc.list_value_length(column).fill_null(0), np.int64)
+        )
+        until: npt.NDArray[np.int64] = np.append(0, np.cumsum(_sizes(column.flatten())))
+        sizes = until[ends] - until[np.append(0, ends)[:-1]]
+        return sizes
     return np.full(len(column), column.nbytes // max(1, len(column)))
 
 

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -103,6 +103,24 @@ def tried(work: Callable[[], Result]) -> Result:
         except OSError as error:
             if not tries.again(error):
                 raise
+
+
+def await_files(paths: Collection[Path]) -> None:
+    """Return once this node sees the files, which others have written: on a network file system one may appear late.
+
+    Raises IntegrityError if one does not.
+    """
+    missing = list(paths)
+    for wait in (0.0, *WAITS):
+        time.sleep(wait)
+        for folder in {path.parent for path in missing}:
+            os.listdir(folder)  # noqa: PTH208 - such a file system then forgets which names it did not find
+        missing = [path for path in missing if not path.exists()]
+        if not missing:
+            return
+    raise IntegrityError(
+        f"{missing[0]} is written, but this node does not see it; run the same command again"
+    )
 
 
 @contextmanager

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from time import sleep
 
-from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.errors import MismatchError
 from pretok.base.records import Count, Record, read_record
-from pretok.base.storage import WAITS, read_json
+from pretok.base.storage import await_files, read_json
 from pretok.base.version import PRETOK_VERSION
 from pretok.read.source_plan import PieceCounts, SourcePlan
 from pretok.screen.benchmark import ItemCount
@@ -58,18 +57,9 @@ def load_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
 
 
 def all_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
-    """The records of a plan of which every partition is done. One that another node wrote may appear late on a network
-    file system. Raises IntegrityError if it does not."""
-    for wait in (0.0, *WAITS):
-        sleep(wait)
-        os.listdir(state)  # noqa: PTH208 - such a file system then forgets which names it did not find
-        records = load_records(state, plan)
-        if len(records) == len(plan.partitions):
-            return records
-    missing = next(one.name for one in plan.partitions if one.number not in records)
-    raise IntegrityError(
-        f"{state}: partition {missing} is done, but this node does not see its record; run the same command again"
-    )
+    """Return the records of a plan of which every partition is done, once this node sees them."""
+    await_files([state / f"{one.name}.json" for one in plan.partitions])
+    return load_records(state, plan)
 
 
 @cache

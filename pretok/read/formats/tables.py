@@ -194,8 +194,8 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
             np.asarray(pc.list_value_length(column).fill_null(0), np.int64)
         )
         until: npt.NDArray[np.int64] = np.append(0, np.cumsum(_sizes(column.flatten())))
-        sizes = until[ends] - until[np.append(0, ends)[:-1]]
-        return sizes
+        starts = ends - np.diff(ends, prepend=0)
+        return np.asarray(until[ends] - until[starts], np.int64)
     return np.full(len(column), column.nbytes // max(1, len(column)))
 
 

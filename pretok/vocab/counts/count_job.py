@@ -26,7 +26,7 @@ from pretok.base.lock import hold
 from pretok.base.partition_tasks import run_partitions
 from pretok.base.reads import map_reads
 from pretok.base.records import read_record, replace, to_json
-from pretok.base.storage import atomic_open, checksum, read_json, write_json
+from pretok.base.storage import atomic_open, await_files, checksum, read_json, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.config import Recipe
 from pretok.config.changes import list_sources, refuse_changes
@@ -118,6 +118,7 @@ def run_count(
         parts, records = dict[str, list[AddedCounts]](), dict[str, CountRecord]()
         for plan in plans:
             tasks = _tasks(plan, config, recipe, folder / STATE, stamps)
+            await_files([task.path for task in tasks])
             counted = list(map_reads(lambda task: load_counted(task.path), tasks))
             parts[plan.name] = [_part(task.path, one) for task, one in zip(tasks, counted, strict=True)]
             records[plan.name] = _without(plan.left_out)
@@ -342,6 +343,7 @@ def _merge(
     with atomic_open(heldout) as file:
         write_groups(file, map(concatenate, texts))
     paths = [*(task.path for task in reductions), heldout]
+    await_files(paths)
     counts = write_counts(folder, records, {path.name: checksum(path) for path in paths}, config)
     # Last: until counts.json is written, the state is all that is done.
     shutil.rmtree(folder / STATE, ignore_errors=True)

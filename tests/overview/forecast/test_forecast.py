@@ -66,7 +66,9 @@ def write(path: Path, form: str = "jsonl") -> None:
     elif form == "txt":
         path.with_suffix(".txt").write_text("\n".join(found))
     else:
-        gzipped = partial(gzip.compress, mtime=0)  # else two files are no copies if a second passes between them
+        gzipped = partial(
+            gzip.compress, mtime=0
+        )  # else two files are no copies if a second passes between them
         pack = {"jsonl.zst": zstandard.compress, "jsonl.gz": gzipped, "jsonl": bytes}[form]
         path.with_suffix(f".{form}").write_bytes(pack(lines(found)))
 

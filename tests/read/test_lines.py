@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretok.read.formats.json_parser import MAX_DEPTH, parse_lines
+from pretok.read.formats.json_parser import parse_lines
+from pretok.read.formats.json_scan import MAX_DEPTH
 from pretok.read.kept import LONGEST_VALUE, KeptColumn
 from pretok.read.rejects import REASONS
 

@@ -6,10 +6,6 @@ a line that is not blank. No Python object is made per line. The caller checks t
 
 A name with dots is a path: `meta.text` is the key `text` in the object `meta`. In a line without that path, the whole
 name is looked up as one key. A repeated key has its last value, as in the json module.
-
-The grammar is RFC 8259 with two exceptions: NaN, Infinity and -Infinity are accepted, as Python's json module writes
-them, and so are lone surrogate escapes, which `_copy_string` reports. A function for one value takes a pointer to the
-bytes, the start and the end, and returns the position after the value, or -1 if it is malformed.
 """
 
 from __future__ import annotations
@@ -25,7 +21,8 @@ from numba import types
 from pretok.base.tokens import Bytes, Ints
 from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
-from pretok.kernels.eight_bytes import ends_plain_text, first_marked, load64, newlines, store64
+from pretok.kernels.eight_bytes import first_marked, load64, newlines
+from pretok.read.formats.json_scan import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
 from pretok.read.kept import LONGEST_VALUE, KeptColumn, KeptValues, keep_json
 from pretok.read.rejects import (
     EMPTY,
@@ -39,11 +36,6 @@ from pretok.read.rejects import (
     TOO_LONG,
 )
 
-Pointer = Any
-"""The argument of compiled functions for one value, instead of an array (`BYTES`)."""
-
-MAX_DEPTH = 1000
-"""A line with containers nested deeper than this is malformed (the json module stops at about the same depth)."""
 _BLANK = 255
 """Status of a line that is not a record."""
 NO_LIMIT = np.iinfo(np.int64).max
@@ -55,292 +47,6 @@ _LONGS = types.int64[::1]
 _PAIRS = types.int64[:, ::1]
 _SPANS = types.int64[:, :, ::1]
 _AT = types.int64
-_SKIP = types.int64(BYTES, types.int64, types.int64)
-"""(block, at, end) -> position after the value at `at`, or -1."""
-
-_PLAIN, _QUOTE, _ESCAPE, _CONTROL = range(4)
-_STRING_CLASS = np.zeros(256, np.uint8)
-_STRING_CLASS[:32] = _CONTROL
-_STRING_CLASS[ord('"')] = _QUOTE
-_STRING_CLASS[ord("\\")] = _ESCAPE
-
-_UNESCAPED = np.zeros(256, np.uint8)
-for _letter, _byte in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
-    _UNESCAPED[_letter] = _byte
-
-_HEX = np.full(256, -1, np.int64)
-for _digit, _letters in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", strict=True)):
-    _HEX[list(_letters)] = _digit
-
-
-_TRUE, _FALSE, _NULL, _NAN, _INFINITY = (
-    np.frombuffer(word, np.uint8).copy() for word in (b"true", b"false", b"null", b"NaN", b"Infinity")
-)
-
-
-@njit(_SKIP)
-def _skip_space(block: Pointer, at: int, end: int) -> int:
-    # A line feed is space to JSON too, but here it ends the line.
-    while at < end and (block[at] == char.SPACE or block[at] == char.TAB or block[at] == char.RETURN):
-        at += 1
-    return at
-
-
-@njit(_SKIP)
-def _code_unit(block: Pointer, at: int, end: int) -> int:
-    """The value of the four hexadecimal digits at `at`, or -1."""
-    if at + 4 > end:
-        return -1
-    value = 0
-    for i in range(4):
-        digit = _HEX[block[at + i]]
-        if digit < 0:
-            return -1
-        value = value * 16 + digit
-    return value
-
-
-@njit(_SKIP)
-def _skip_string(block: Pointer, at: int, end: int) -> int:
-    """Position after the closing quote of the string whose first character is at `at`, or -1."""
-    while at < end:
-        # The last bytes are looked at one by one, so that nothing after the string's line is read.
-        if at + 8 <= end:
-            mask = ends_plain_text(load64(block, at))
-            if mask == 0:
-                at += 8
-                continue
-            at += first_marked(mask)
-        kind = _STRING_CLASS[block[at]]
-        if kind == _PLAIN:
-            at += 1
-        elif kind == _QUOTE:
-            return at + 1
-        elif kind == _CONTROL or at + 1 >= end:
-            return -1
-        elif block[at + 1] == char.SMALL_U:
-            if _code_unit(block, at + 2, end) < 0:
-                return -1
-            # The four digits are there, so this stays within `end`.
-            at += 6
-        elif _UNESCAPED[block[at + 1]] == 0:
-            return -1
-        else:
-            at += 2
-    return -1
-
-
-@njit(types.int64(BYTES, types.int64, types.int64))
-def _put_code_point(out: Pointer, size: int, point: int) -> int:
-    """Write a code point as UTF-8 at `size`; return the new size."""
-    if point < 0x80:
-        out[size] = point
-        return size + 1
-    if point < 0x800:
-        out[size] = 0xC0 | (point >> 6)
-        out[size + 1] = 0x80 | (point & 0x3F)
-        return size + 2
-    if point < 0x10000:
-        out[size] = 0xE0 | (point >> 12)
-        out[size + 1] = 0x80 | ((point >> 6) & 0x3F)
-        out[size + 2] = 0x80 | (point & 0x3F)
-        return size + 3
-    out[size] = 0xF0 | (point >> 18)
-    out[size + 1] = 0x80 | ((point >> 12) & 0x3F)
-    out[size + 2] = 0x80 | ((point >> 6) & 0x3F)
-    out[size + 3] = 0x80 | (point & 0x3F)
-    return size + 4
-
-
-@njit(types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, BYTES, types.int64))
-def _copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> tuple[int, int, int]:
-    """Unescape the string at `at` into `out`: (position after it or -1, new size, 1 if it escapes a lone surrogate,
-    which is left out).
-
-    Text is copied eight bytes at a time, so `out` needs as much room after `size` as `block` has after `at`.
-    """
-    lone = 0
-    while at < end:
-        if at + 8 <= end:
-            # All eight bytes are written before it is known how many are plain: the next write covers the
-            # rest. No escape is shorter than what it stands for, so `size` never grows faster than `at`, and
-            # eight bytes that fit where they are read fit where they go.
-            word = load64(block, at)
-            store64(out, size, word)
-            mask = ends_plain_text(word)
-            if mask == 0:
-                at += 8
-                size += 8
-                continue
-            plain = first_marked(mask)
-            at += plain
-            size += plain
-        byte = block[at]
-        kind = _STRING_CLASS[byte]
-        if kind == _PLAIN:
-            out[size] = byte
-            size += 1
-            at += 1
-        elif kind == _QUOTE:
-            return at + 1, size, lone
-        elif kind == _CONTROL or at + 1 >= end:
-            return -1, size, lone
-        elif block[at + 1] == char.SMALL_U:
-            point = _code_unit(block, at + 2, end)
-            at += 6
-            if point < 0:
-                return -1, size, lone
-            if 0xD800 <= point < 0xE000:  # half of a pair of UTF-16, the first below 0xDC00
-                # -1 is no second half, so a first half that none follows counts as lone.
-                low = -1
-                if (
-                    point < 0xDC00
-                    and at + 1 < end
-                    and block[at] == char.BACKSLASH
-                    and block[at + 1] == char.SMALL_U
-                ):
-                    low = _code_unit(block, at + 2, end)
-                if 0xDC00 <= low < 0xE000:
-                    point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00)
-                    at += 6
-                else:
-                    # `at` stays before what follows, which may be the first half of a whole pair.
-                    lone = 1
-                    continue
-            size = _put_code_point(out, size, point)
-        else:
-            unescaped = _UNESCAPED[block[at + 1]]
-            if unescaped == 0:
-                return -1, size, lone
-            out[size] = unescaped
-            size += 1
-            at += 2
-    return -1, size, lone
-
-
-@njit(types.int64(BYTES, types.int64, types.int64, U8))
-def _skip_word(block: Pointer, at: int, end: int, word: Bytes) -> int:
-    """Position after `word` if it is at `at`, or -1."""
-    if at + len(word) > end:
-        return -1
-    for i in range(len(word)):
-        if block[at + i] != word[i]:
-            return -1
-    return at + len(word)
-
-
-@njit(_SKIP)
-def _skip_digits(block: Pointer, at: int, end: int) -> int:
-    while at < end and char.ZERO <= block[at] <= char.NINE:
-        at += 1
-    return at
-
-
-@njit(_SKIP)
-def _skip_number(block: Pointer, at: int, end: int) -> int:
-    """Position after the number at `at`, or -1: -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?"""
-    if at < end and block[at] == char.MINUS:
-        at += 1
-    if at < end and block[at] == char.CAPITAL_I:
-        return _skip_word(block, at, end, _INFINITY)
-    start = at
-    at = _skip_digits(block, at, end)
-    if at == start or (block[start] == char.ZERO and at > start + 1):
-        return -1
-    if at < end and block[at] == char.DOT:
-        start = at + 1
-        at = _skip_digits(block, start, end)
-        if at == start:
-            return -1
-    if at < end and (block[at] == char.SMALL_E or block[at] == char.CAPITAL_E):
-        at += 1
-        if at < end and (block[at] == char.PLUS or block[at] == char.MINUS):
-            at += 1
-        start = at
-        at = _skip_digits(block, start, end)
-        if at == start:
-            return -1
-    return at
-
-
-@njit(_SKIP)
-def _skip_scalar(block: Pointer, at: int, end: int) -> int:
-    """Position after the string, number or word at `at`, or -1."""
-    if at >= end:
-        return -1
-    first = block[at]
-    if first == char.QUOTE:
-        return _skip_string(block, at + 1, end)
-    if first == char.SMALL_T:
-        return _skip_word(block, at, end, _TRUE)
-    if first == char.SMALL_F:
-        return _skip_word(block, at, end, _FALSE)
-    if first == char.SMALL_N:
-        return _skip_word(block, at, end, _NULL)
-    if first == char.CAPITAL_N:
-        return _skip_word(block, at, end, _NAN)
-    return _skip_number(block, at, end)
-
-
-@njit(_SKIP)
-def _skip_key(block: Pointer, at: int, end: int) -> int:
-    """Position of the value after the key, colon and space at `at`, or -1."""
-    if at >= end or block[at] != char.QUOTE:
-        return -1
-    at = _skip_string(block, at + 1, end)
-    if at < 0:
-        return -1
-    at = _skip_space(block, at, end)
-    if at >= end or block[at] != char.COLON:
-        return -1
-    return _skip_space(block, at + 1, end)
-
-
-@njit(types.int64(BYTES, types.int64, types.int64, BYTES))
-def _skip_value(block: Pointer, at: int, end: int, closers: Pointer) -> int:
-    """Position after any JSON value at `at`, or -1. `closers` is scratch: the bracket each open container awaits."""
-    # A loop and not a recursion: a container costs a byte in `closers` and no frame of the stack.
-    depth = 0
-    # Each turn begins before a value: the first of a container, or the next after a comma.
-    while True:
-        if at < end and (block[at] == char.OPEN_BRACE or block[at] == char.OPEN_BRACKET):
-            if depth == MAX_DEPTH:
-                return -1
-            closers[depth] = block[at] + 2  # '{' + 2 = '}', '[' + 2 = ']'
-            depth += 1
-            at = _skip_space(block, at + 1, end)
-            if at < end and block[at] == closers[depth - 1]:
-                depth -= 1
-                at += 1
-            else:
-                if closers[depth - 1] == char.CLOSE_BRACE:
-                    at = _skip_key(block, at, end)
-                    if at < 0:
-                        return -1
-                continue
-        else:
-            at = _skip_scalar(block, at, end)
-            if at < 0:
-                return -1
-        # A value has ended. Close the containers that end with it, up to one that goes on.
-        while depth:
-            at = _skip_space(block, at, end)
-            if at >= end:
-                return -1
-            if block[at] == closers[depth - 1]:
-                depth -= 1
-                at += 1
-                continue
-            if block[at] != char.COMMA:
-                return -1
-            at = _skip_space(block, at + 1, end)
-            if closers[depth - 1] == char.CLOSE_BRACE:
-                at = _skip_key(block, at, end)
-                if at < 0:
-                    return -1
-            break
-        if depth == 0:
-            return at
 
 
 @njit(types.boolean(BYTES, types.int64, types.int64, BYTES, types.int64, types.int64, BYTES))
@@ -354,7 +60,7 @@ def _same_key(
         if block[i] == char.BACKSLASH:
             if stop - start > 6 * (last - first):
                 return False  # each byte of the field may be escaped by six bytes, but not by more
-            _, size, lone = _copy_string(block, start, stop + 1, scratch, 0)
+            _, size, lone = copy_string(block, start, stop + 1, scratch, 0)
             if lone:
                 return False
             text, at = scratch, 0
@@ -385,7 +91,7 @@ _FIELDS = types.Tuple((_AT, BYTES, _INTS, _INTS))
 each; where each key starts in `names`; the first key of each field. Pointers, as arrays would be reference-counted at
 every line."""
 _SCRATCH = types.Tuple((BYTES, BYTES, _INTS))
-"""(closers, unescaped, inner): see `_skip_value`; a key without its escapes; for each field, the value of the first key
+"""(closers, unescaped, inner): see `skip_value`; a key without its escapes; for each field, the value of the first key
 of its path."""
 _PARSER = types.Tuple((_FIELDS, _SCRATCH, _AT, types.boolean, BYTES, _INTS))
 """(fields, scratch, longest, raw, out, spans): what stays the same from line to line; see `parse_lines`. The text of a
@@ -405,15 +111,15 @@ def _descend(block: Pointer, at: int, end: int, fields: Any, field: int, scratch
         inside = at + 1
         at = -1
         while True:
-            name = _skip_space(block, inside, end)
+            name = skip_space(block, inside, end)
             if block[name] == char.CLOSE_BRACE:
                 break
-            value = _skip_key(block, name, end)
-            after = _skip_value(block, value, end, closers)
+            value = skip_key(block, name, end)
+            after = skip_value(block, value, end, closers)
             last = _key_end(block, value)
             if _same_key(block, name + 1, last, names, keys[key], keys[key + 1] - 1, unescaped):
                 at, stop = value, after  # continue: of a repeated key, the last value counts
-            inside = _skip_space(block, after, end)
+            inside = skip_space(block, after, end)
             if block[inside] == char.CLOSE_BRACE:
                 break
             inside += 1
@@ -438,11 +144,11 @@ def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) 
     only_text = count == 1 and paths[1] == 1
     for field in range(count):
         spans[row + 2 * field] = spans[row + 2 * field + 1] = inner[field] = -1
-    at = _skip_space(block, at + 1, end)
+    at = skip_space(block, at + 1, end)
     empty = at < end and block[at] == char.CLOSE_BRACE
     while not empty:
         key = at + 1
-        begin = at = _skip_key(block, at, end)
+        begin = at = skip_key(block, at, end)
         if at < 0:
             return -1, size, lone
         stop = _key_end(block, at)
@@ -450,9 +156,9 @@ def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) 
         # The text is most of a line: it is validated and unescaped in one pass. All other values are only skipped.
         if is_text and at < end and block[at] == char.QUOTE:
             # From `start` also where the key is repeated: the last text replaces the one before.
-            at, size, lone = _copy_string(block, at + 1, end, out, start)
+            at, size, lone = copy_string(block, at + 1, end, out, start)
         else:
-            at = _skip_value(block, at, end, closers)
+            at = skip_value(block, at, end, closers)
         if at < 0:
             return -1, size, lone
         if is_text:
@@ -465,14 +171,14 @@ def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) 
                 block, key, stop, names, keys[first], keys[first + 1] - 1, unescaped
             ):
                 inner[field] = begin  # searched below, as a later key of that name would replace it
-        at = _skip_space(block, at, end)
+        at = skip_space(block, at, end)
         if at >= end:
             return -1, size, lone
         if block[at] == char.CLOSE_BRACE:
             break
         if block[at] != char.COMMA:
             return -1, size, lone
-        at = _skip_space(block, at + 1, end)
+        at = skip_space(block, at + 1, end)
     # The object is known to be valid from here on, so nothing in it is checked again.
     for field in range(count):
         if inner[field] >= 0:
@@ -480,7 +186,7 @@ def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) 
             if begin >= 0:  # a path comes before a key of the whole name
                 spans[row + 2 * field], spans[row + 2 * field + 1] = begin, stop
                 if field == 0 and block[begin] == char.QUOTE:
-                    _, size, lone = _copy_string(block, begin + 1, end, out, start)
+                    _, size, lone = copy_string(block, begin + 1, end, out, start)
     return at + 1, size, lone
 
 
@@ -488,14 +194,14 @@ def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) 
 def _parse_line(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) -> tuple[int, int]:
     """(status, end of the text in `out`) of the line block[at:end], which should be one object."""
     fields, scratch, longest, raw, out, spans = parser
-    at = _skip_space(block, at, end)
+    at = skip_space(block, at, end)
     if at == end:
         return _BLANK, start
     if block[at] != char.OPEN_BRACE:
-        at = _skip_value(block, at, end, scratch[0])
-        return NOT_AN_OBJECT if at >= 0 and _skip_space(block, at, end) == end else MALFORMED, start
+        at = skip_value(block, at, end, scratch[0])
+        return NOT_AN_OBJECT if at >= 0 and skip_space(block, at, end) == end else MALFORMED, start
     stop, size, lone = _walk(block, at, end, parser, start, row)
-    if stop < 0 or _skip_space(block, stop, end) != end:
+    if stop < 0 or skip_space(block, stop, end) != end:
         return MALFORMED, start
     if raw and fields[1][0] == char.DOT:  # a field with an empty name is the whole record
         begin = at
@@ -607,7 +313,7 @@ def _copy_values(
         if first != char.SMALL_N:
             lone, stop = 0, size
             if text and first == char.QUOTE:
-                _, stop, lone = _copy_string(source, at + 1, end, target, size)
+                _, stop, lone = copy_string(source, at + 1, end, target, size)
             elif not text:
                 for i in range(end - at):
                     out[size + i] = block[at + i]

@@ -18,7 +18,8 @@ from pretok.base.storage import tried
 from pretok.base.texts import from_buffers
 from pretok.read.files import CorruptInputError, InputFile, open_input, read_bytes, without_bom
 from pretok.read.format import LIST, NOTHING, TEXT, Keep, Piece, Probe, Records, text_size, too_long
-from pretok.read.formats.json_parser import MAX_DEPTH, parse_lines
+from pretok.read.formats.json_parser import parse_lines
+from pretok.read.formats.json_scan import MAX_DEPTH
 from pretok.read.record_format import RecordFormat
 from pretok.read.rejects import MALFORMED, MISSING, NOT_AN_OBJECT, TOO_LONG
 from pretok.read.whole_records import piece_spans

@@ -5,7 +5,8 @@ arrow.py        Arrow files and streams
 tables.py       what both have in common
 arrow_types.py what the values of Arrow's types mean
 jsonl.py        JSON Lines
-json_parser.py  lines -> texts and kept columns, in Numba; json_scan.py has the grammar
+json_parser.py  lines -> texts and kept columns, in Numba
+json_scan.py    the grammar of JSON, byte by byte
 wet.py          WET
 text.py         plain text
 tokens.py       token ids of Megatron-LM, datatrove and OLMo

@@ -33,3 +33,19 @@ class RecordingConsole(Console, Gauge):
 
     def event(self, name: str, /, **details: object) -> None:
         self.events.append((name, details))
+
+
+class Gauges(Console):
+    """Keeps the gauge of each step by its title."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Gauge] = {}
+
+    def progress(self, title: str) -> AbstractContextManager[Gauge]:
+        self.of[title] = Gauge(title)
+        return nullcontext(self.of[title])
+
+    def whole(self, title: str) -> tuple[int, int, str]:
+        """How far a step came, how far it should, and the unit."""
+        gauge = self.of[title]
+        return gauge.done, gauge.expected, gauge.unit

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Report = Callable[[Counts], None]
 """What a task calls with increments (documents, bytes, ...) while it runs; for display only, retries count again."""
+NO_REPORT: Report = lambda counts: None  # noqa: E731
 Task = Callable[[Item, Report], Result]
 
 START_SECONDS = 1.5
@@ -108,7 +109,7 @@ class Engine:
         if not self._here and self.address is None:
             processes = self._processes()
             for _ in range(min(tasks, processes.workers)):
-                processes.submit(function, item, lambda _: None)
+                processes.submit(function, item, NO_REPORT)
 
     @property
     def parallel(self) -> int:
@@ -132,7 +133,7 @@ class Engine:
         return self._workers
 
     def map(
-        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report = lambda counts: None
+        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report = NO_REPORT
     ) -> Generator[Outcome[Result], None, None]:
         """Run `task` over `items`, started in the order given, yielded as they complete.
 

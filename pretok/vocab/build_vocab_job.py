@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pretok.base.console import Console
+from pretok.base.console import Console, Gauge
 from pretok.base.errors import PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
@@ -117,8 +117,8 @@ def _build_vocab(
         open_tokenizer(path)  # refuse what cannot encode before the work, not after it
     if counts is None:
         counts = run_count(recipe, engine, console, listed)
-    with console.progress("merge"):
-        vocabularies, tally = train_vocabularies(counts, recipe.vocab, folder, old)
+    with console.progress("merge") as progress:
+        vocabularies, tally = train_vocabularies(counts, recipe.vocab, folder, old, progress)
     open_tokenizer.cache_clear()  # another vocabulary may have been in this folder before
     with open_step("measure", engine, console) as step:
         measure = _measure(vocabularies, counts, step)
@@ -219,13 +219,16 @@ def _config(
 
 
 def train_vocabularies(
-    counts: CorpusCounts, vocab: Vocab, folder: Path, old: Vocabulary | None
+    counts: CorpusCounts, vocab: Vocab, folder: Path, old: Vocabulary | None, progress: Gauge
 ) -> tuple[dict[int, Vocabulary], Tally]:
     """Train once, to the largest size, and write the vocabularies: (vocabularies by requested size, the main one first;
     the counts)."""
+    special = vocab.special_tokens
+    progress.expect(vocab.size - len(special) - 256 if old is None else vocab.add, unit="entries")
+    progress.note = "reading the counts"
     buffer, tally = lay_out(counts, vocab, old)
     if old is not None:
-        merges = extend_merges(buffer, *tokens_of(old), vocab.add)
+        merges = extend_merges(buffer, *tokens_of(old), vocab.add, progress)
         if (gained := len(merges.tokens) - old.size) < vocab.add:
             raise UsageError(
                 f"the words give only {gained:,} of the {vocab.add:,} entries to add: no two tokens are left to "
@@ -233,8 +236,7 @@ def train_vocabularies(
             )
         write_json(folder / STARTED_FILE, {})
         return {vocab.size: write_extended(folder, old, merges)}, tally
-    special = vocab.special_tokens
-    merges = train_merges(buffer, vocab_size=vocab.size, special_tokens=len(special))
+    merges = train_merges(buffer, vocab_size=vocab.size, special_tokens=len(special), report=progress)
     write_json(folder / STARTED_FILE, {})
     vocabularies = {}
     for size in (vocab.size, *vocab.other_sizes):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from counting import Killer, contents, documents, recipe
-from recording import RecordingConsole
+from recording import Gauges, RecordingConsole
 from support import needs
 from tokenizers import Tokenizer
 from tokenizing import trained_model
@@ -25,7 +25,7 @@ from pretok.config import Recipe, Vocab
 from pretok.config.settings import Normalize
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.tokenizer_file import to_bytes
-from pretok.vocab.bpe import buffer_of, train_merges
+from pretok.vocab.bpe import REPORTED, buffer_of, train_merges
 from pretok.vocab.build_vocab_job import refuse_short, run_build_vocab
 from pretok.vocab.counts.buckets import concatenate
 from pretok.vocab.counts.count_job import run_count
@@ -60,6 +60,13 @@ def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine)
     texts = documents(folder, "it") * 3 + documents(folder, "en")
     expected = reference(texts, "cl100k", 2000)["merges"]
     assert made == [(to_bytes(left), to_bytes(right)) for left, right in expected]
+
+
+def test_the_bar_ends_with_the_last_entry(folder: Path, here: Engine) -> None:
+    made, gauges = recipe(folder, size=1220), Gauges()
+    run_build_vocab(made, here, gauges)
+    entries = 1220 - 256 - len(made.vocab.special_tokens)
+    assert gauges.whole("merge") == (entries - entries % REPORTED, entries, "entries")
 
 
 @pytest.mark.parametrize("steps", [2, 14, 20, 27])

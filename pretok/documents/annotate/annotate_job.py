@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pretok.base.console import Console
+from pretok.base.console import Console, Gauge
 from pretok.base.errors import UsageError
 from pretok.base.lock import hold
 from pretok.base.memory import free_memory
@@ -94,6 +94,7 @@ def run_annotate(request: AnnotateRequest, console: Console) -> Annotations:
         StopFlag() as stop,
         stop.raising(),
         database(scratch, 1, room, MEMORY) as sql,
+        console.progress("annotate") as progress,
     ):
         taken = _check_request(request, manifest, shards)
         inputs = _list_rows(request, console)
@@ -101,7 +102,10 @@ def run_annotate(request: AnnotateRequest, console: Console) -> Annotations:
             manifest.check(shard.ledger_path)
         threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // MEMORY))
         sql.execute(f"SET threads = {threads}")  # every result below has its order
+        progress.expect(sum(shard.documents for shard in shards), unit="documents")
+        progress.note = "reading the rows"
         kinds = load_rows(sql, inputs, request.by, request.columns, taken)
+        progress.note = "joining"
         _load_documents(sql, request.by, manifest)
         repeated = _drop_repeated(sql, inputs, len(kinds))
         rows_matched = _one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)")
@@ -119,7 +123,7 @@ def run_annotate(request: AnnotateRequest, console: Console) -> Annotations:
             repeated=repeated,
             rows_matched=rows_matched,
             files=tuple(inputs),
-            parts=dict(_write_parts(sql, request, kinds, manifest, shards, folder)),
+            parts=dict(_write_parts(sql, request, kinds, manifest, shards, folder, progress)),
             folder=folder,
         )
         # Only the record makes the new files count. Files of the old record and of killed jobs are deleted after it.
@@ -220,6 +224,7 @@ def _write_parts(
     manifest: Manifest,
     shards: Sequence[Shard],
     folder: Path,
+    progress: Gauge,
 ) -> Iterator[tuple[str, JoinedPart]]:
     """Write a row for every document, in the windows of the ledgers, one file per shard; yield the path of each shard
     with its rows."""
@@ -241,6 +246,7 @@ def _write_parts(
                 matched += pc.sum(table[0]).as_py()
                 rows = table.rename_columns(schema.names).cast(schema).combine_chunks()
                 writer.append(rows.to_batches()[0])
+                progress({"documents": table.num_rows})
             file = writer.seal(shard.source)
         first = end
         ledger = manifest.roots[shard.ledger_path]

@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
-from pretok.base.console import Console
+from pretok.base.console import Console, Gauge
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.lock import hold, refuse_readers
 from pretok.base.records import Checksum, Count, Digest, Inside, Record, read_record, replace, to_json
@@ -194,7 +194,8 @@ def run_remove(request: RemoveRequest, console: Console) -> RemoveReport:
         # Before there is a log, which would shut the folder to readers until every file can be written.
         _refuse_read_only(selection)
         try:
-            log = _stage(manifest, selection, request)
+            with console.progress("remove") as progress:
+                log = _stage(manifest, selection, request, progress)
             # A reader registers and then looks for a log; this job writes the log and then looks for readers.
             # So if both come at once, at least one of them sees the other.
             refuse_readers(folder)  # one that came meanwhile has not seen the log
@@ -308,8 +309,9 @@ class _Staging:
         return self.folder / name
 
 
-def _stage(manifest: Manifest, selection: Selection, request: RemoveRequest) -> RemovalLog:
+def _stage(manifest: Manifest, selection: Selection, request: RemoveRequest, progress: Gauge) -> RemovalLog:
     """Write all new files next to the old ones, and last the log, which makes them valid."""
+    progress.expect(len(selection.chosen), unit="shards")
     staging, at = _Staging(manifest.folder), _now(manifest)
     eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype
     shards, sealed = dict[str, Shard](), dict[str, SideFile]()
@@ -327,6 +329,7 @@ def _stage(manifest: Manifest, selection: Selection, request: RemoveRequest) -> 
         why = dict(zip(COLUMNS, (at, request.reason), strict=True))
         made = rewrite_without(shard.ledger_path, ledger, shard.source, one.mask, why)
         sealed[name] = replace(made, path=name)
+        progress({"shards": 1})
     removal = Removal(
         at,
         request.reason,

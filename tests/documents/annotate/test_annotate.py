@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from recording import RecordingConsole
+from recording import Gauges, RecordingConsole
 from tokenizing import make_work
 
 from pretok.base import sql
@@ -114,6 +114,13 @@ def expected(rows: Sequence[Row], known: Sequence[Row], by: str, columns: Sequen
         {"notes_matched": row is not None, **{name: (row or {}).get(name) for name in columns}}
         for row in found
     ]
+
+
+def test_the_bar_ends_with_the_last_document(shards: Path, tmp_path: Path) -> None:
+    found, gauges = documents(load_manifest(shards)), Gauges()
+    rows = write_lines(tmp_path / "rows.jsonl", [{"id": found[0]["id"], "score": 1}])
+    run_annotate(AnnotateRequest(shards, (rows,), ("id",)), gauges)
+    assert gauges.whole("annotate") == (len(found), len(found), "documents")
 
 
 @pytest.mark.parametrize("by", ["id", "source,id", "hash", "file,position", "source,split,doc"])

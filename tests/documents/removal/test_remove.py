@@ -15,6 +15,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recording import Gauges
 from support import another_job
 from test_golden import GOLDEN
 from tokenizing import recipe as tokenized
@@ -105,6 +106,15 @@ def removed_tokens(manifest: Manifest, rows: list[dict[str, Any]], gone: set[str
 
 def remove(work: Path, **what: Any) -> Any:
     return run_remove(RemoveRequest(work / "shards", "perché sì", **what), Console())
+
+
+def test_the_bar_ends_with_the_last_shard(work: Path) -> None:
+    gauges, before = Gauges(), load_manifest(work / "shards").roots
+    run_remove(RemoveRequest(work / "shards", "why", where="source = 'a'", all=True), gauges)
+    after = load_manifest(work / "shards").roots
+    shards = sum(after[path] != root for path, root in before.items() if path.suffix == ".bin")
+    assert shards > 5
+    assert gauges.whole("remove") == (shards, shards, "shards")
 
 
 @settings(max_examples=5)

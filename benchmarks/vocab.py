@@ -20,9 +20,10 @@ from pretok.base.execute import peak_bytes
 from pretok.base.tokens import Bytes, Ints
 from pretok.config import DEFAULT_SPECIAL_TOKENS
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.vocab.bpe import Merges, buffer_of, train_merges
+from pretok.vocab.bpe import Merges, train_merges
 from pretok.vocab.counts.buckets import Words, from_arrow
 from pretok.vocab.counts.table import WordTable
+from pretok.vocab.symbols import buffer_of
 
 SIZE, SPECIAL = 50_000, len(DEFAULT_SPECIAL_TOKENS)
 WORDS = (3_000_000, 30_000_000)

@@ -27,7 +27,8 @@ from pretok.shards.manifest import load_manifest
 from pretok.shards.shard_file import index_bytes
 from pretok.stream.loader import PositionSampler
 from pretok.tokenizer.vocabulary import tokenizer_data
-from pretok.vocab.bpe import BufferWriter, train_merges
+from pretok.vocab.bpe import train_merges
+from pretok.vocab.symbols import BufferWriter
 
 PAGE = ROOT / "docs" / "known-faults.md"
 MARK = "<!-- The rest of this page is made by tests/test_known_faults.py. -->\n"

@@ -34,7 +34,7 @@ from pretok.config.changes import refuse_changes
 from pretok.kernels.pretokenize import PATTERNS, code_of, split_words
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
-from pretok.vocab.bpe import BufferWriter, SymbolBuffer, byte_tokens, extend_merges, train_merges
+from pretok.vocab.bpe import extend_merges, train_merges
 from pretok.vocab.counts.count_job import count_config, run_count
 from pretok.vocab.counts.counts_file import CorpusCounts
 from pretok.vocab.counts.weigh import Tally, multipliers, weigh
@@ -49,6 +49,7 @@ from pretok.vocab.measure import (
 )
 from pretok.vocab.report import THIS, make_report, show_report
 from pretok.vocab.report_file import VocabReport
+from pretok.vocab.symbols import BufferWriter, SymbolBuffer, byte_tokens
 
 REPORT_FILE = "report.json"
 STARTED_FILE = "build-vocab.started"

@@ -25,15 +25,8 @@ from pretok.base.errors import UsageError
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.vocab import bpe
-from pretok.vocab.bpe import (
-    BufferWriter,
-    Merges,
-    SymbolBuffer,
-    buffer_of,
-    byte_tokens,
-    extend_merges,
-    train_merges,
-)
+from pretok.vocab.bpe import Merges, extend_merges, train_merges
+from pretok.vocab.symbols import BufferWriter, SymbolBuffer, buffer_of, byte_tokens
 
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
 CORPUS_BYTES = 4_000_000

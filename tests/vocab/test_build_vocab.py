@@ -25,13 +25,14 @@ from pretok.config import Recipe, Vocab
 from pretok.config.settings import Normalize
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.tokenizer_file import to_bytes
-from pretok.vocab.bpe import REPORTED, buffer_of, train_merges
+from pretok.vocab.bpe import REPORTED, train_merges
 from pretok.vocab.build_vocab_job import refuse_short, run_build_vocab
 from pretok.vocab.counts.buckets import concatenate
 from pretok.vocab.counts.count_job import run_count
 from pretok.vocab.counts.weigh import weigh
 from pretok.vocab.measure import measure_texts
 from pretok.vocab.report_file import MIX, VocabReport
+from pretok.vocab.symbols import buffer_of
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
 SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]

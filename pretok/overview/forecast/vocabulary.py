@@ -23,10 +23,11 @@ from pretok.read.files import CorruptInputError
 from pretok.read.format import Probe
 from pretok.read.readers import read_piece
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
-from pretok.vocab.bpe import buffer_of, train_merges
+from pretok.vocab.bpe import train_merges
 from pretok.vocab.counts.buckets import Words, concatenate
 from pretok.vocab.counts.table import WordTable
 from pretok.vocab.counts.weigh import multipliers
+from pretok.vocab.symbols import buffer_of
 
 
 def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tuple[Vocabulary, bool]:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
-from pretok.vocab.bpe import BufferWriter
 from pretok.vocab.counts import weigh as weigh_module
 from pretok.vocab.counts.buckets import Words, concatenate, from_arrow, split_buckets, write_groups
 from pretok.vocab.counts.weigh import LIMIT, THREADS, Tally, multipliers, weigh
+from pretok.vocab.symbols import BufferWriter
 
 SHARES = st.fractions(0, 1, max_denominator=1000)
 

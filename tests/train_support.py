@@ -233,9 +233,6 @@ def _write_to(output: str) -> None:
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
     freeze()
-    # As in a program of its own. Else a server would stand between a rank and its loader processes, which outlived a
-    # rank that was killed: torch has them look for their parent.
-    multiprocessing.set_start_method("fork", force=True)
 
 
 def _rank_jobs(

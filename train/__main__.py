@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = known.exit_code
         if isinstance(known, HungSave):
             os._exit(code)  # sys.exit would wait for the thread that hangs
-    # Exit outside of the `except` block: only then are the exception and the loader processes in its frames freed.
+    # Exit outside of the `except` block: only then are the exception and the objects in its frames freed.
     if code:
         sys.exit(code)
 

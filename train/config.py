@@ -190,7 +190,9 @@ class TrainConfig:
         900, "abort if a save or a collective hangs for this many seconds", least=1, rare=True
     )
 
-    workers: int = _option(2, "loader processes per rank", least=0, rare=True, group="loading and validation")
+    workers: int = _option(
+        2, "threads per rank that read ahead", least=0, rare=True, group="loading and validation"
+    )
     val_every: int | None = _option(
         None,
         "evaluate every N steps and after the last one; 0: never (default: 500 if there is a validation split)",

@@ -5,26 +5,27 @@ Input: a View, the batch sizes, a position. Output: `MicroBatch`es in order.
 
 from __future__ import annotations
 
-import signal
+import pickle
+import threading
 import time
 from collections.abc import Generator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from contextlib import closing
+from itertools import cycle, islice
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, get_worker_info
 
-from pretok.base.begin import SIGNALS
 from pretok.base.tokens import document_starts
 from pretok.stream import View
-from pretok.stream.loader import Fetch, PositionSampler, as_read, read_ahead
+from pretok.stream.loader import Fetch, Fetched, PositionSampler, read_ahead
 from train.config import TrainConfig
 from train.parallel.layout import BatchSizes
 
 PREFETCH = 4
-"""Batches that each loader process holds ready."""
+"""Batches that each loader thread holds ready."""
 
 
 class MicroBatch(NamedTuple):
@@ -41,15 +42,48 @@ class MicroBatch(NamedTuple):
     learned: Tensor | None = None
 
 
-def _prepare_worker(sampler: PositionSampler, here: Sequence[int], workers: int, worker: int) -> None:
-    """Prepare a loader process: ignore the signals that stop a job, and make an object store prefetch.
+class _Reader:
+    """A thread that reads every n-th micro-batch, at most PREFETCH ahead. `workers`: n; `worker`: the first one.
 
-    The signals reach loader processes too, which must live until the trainer stops.
+    A process would be forked after CUDA, NCCL and gloo have started threads, whose locks it would inherit as they are.
+    The thread waits for the disk without the interpreter lock, and ends with the process, even in a read that hangs.
     """
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    info: Any = get_worker_info()
-    read_ahead(info.dataset.view, sampler, here, worker, workers)
+
+    def __init__(
+        self, view: View, sampler: PositionSampler, here: Sequence[int], worker: int, workers: int
+    ) -> None:
+        self._ready: SimpleQueue[Fetched | BaseException | None] = SimpleQueue()
+        self._room = threading.Semaphore(PREFETCH)
+        self._ended = False
+        copy: View = pickle.loads(pickle.dumps(view))  # a view is for one thread
+        reading = (copy, sampler, here, worker, workers)
+        threading.Thread(target=self._read, args=reading, daemon=True, name=f"loader-{worker}").start()
+
+    def _read(
+        self, view: View, sampler: PositionSampler, here: Sequence[int], worker: int, workers: int
+    ) -> None:
+        try:
+            read_ahead(view, sampler, here, worker, workers)
+            fetch = Fetch(view, digests=True)
+            for positions in islice(sampler, worker, None, workers):
+                self._room.acquire()
+                if self._ended:
+                    return
+                self._ready.put(fetch.__getitems__(positions))
+            self._ready.put(None)
+        except BaseException as error:  # raised where the batch is taken
+            self._ready.put(error)
+
+    def take(self) -> Fetched | BaseException | None:
+        """Return the next micro-batch, or the error that reading it gave; None after the last one."""
+        taken = self._ready.get()
+        self._room.release()
+        return taken
+
+    def end(self) -> None:
+        """Let the thread end after its current read."""
+        self._ended = True
+        self._room.release()
 
 
 def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | None:
@@ -90,7 +124,8 @@ class Feed:
         self.waited = 0.0
         # On a CUDA stream of its own, a copy overlaps the previous micro-batch, which is still computing.
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        sampler = PositionSampler(
+        self._view, self._here = view, here
+        self._sampler = PositionSampler(
             end,
             global_batch=batch.global_batch,
             micro_batch=batch.micro_batch,
@@ -98,37 +133,39 @@ class Feed:
             world_size=batch.ranks,
             position=position,
         )
-        loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches
-        self._loader: Any = loader(
-            Fetch(view, digests=True),
-            batch_sampler=sampler,
-            collate_fn=as_read,
-            num_workers=config.workers,
-            prefetch_factor=PREFETCH if config.workers else None,
-            worker_init_fn=partial(_prepare_worker, sampler, here, config.workers),
-        )
-        self._here = None if config.workers else partial(read_ahead, view, sampler, here)
+
+    def _fetched(self) -> Generator[Fetched | BaseException | None, None, None]:
+        """Yield what is read, in order: by threads, or by this one without `workers`."""
+        workers = self._config.workers
+        if not workers:
+            read_ahead(self._view, self._sampler, self._here)
+            yield from map(Fetch(self._view, digests=True).__getitems__, self._sampler)
+            return
+        readers = [
+            _Reader(self._view, self._sampler, self._here, worker, workers) for worker in range(workers)
+        ]
+        try:
+            for reader in cycle(readers):
+                yield reader.take()
+        finally:
+            for reader in readers:
+                reader.end()
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
-        if self._here is not None:
-            self._here()
-        batches = iter(self._loader)
-        try:
+        with closing(self._fetched()) as batches:
             while True:
                 started = time.perf_counter()
                 fetched = next(batches, None)
                 self.waited += time.perf_counter() - started
                 if fetched is None:
                     return
-                if isinstance(fetched, Exception):
+                if isinstance(fetched, BaseException):
                     raise fetched
                 ids = torch.from_numpy(fetched.ids.astype(np.int32))
                 learned = None if fetched.learned is None else self._copy(torch.from_numpy(fetched.learned))
                 documents = documents_of(ids[:, :-1], self._eod_id, self._config)
                 ends = None if documents is None else self._copy(documents)
                 yield MicroBatch(self._copy(ids), fetched.digest, ends, learned)
-        finally:
-            del batches  # ends its processes, also if an exception keeps this frame alive
 
     def _copy(self, tokens: Tensor) -> Tensor:
         if self._copies is None:

@@ -109,7 +109,7 @@ def _loop(run: Run) -> None:
             if segment is not run.segment:
                 with _beside(run, "training"):
                     enter_segment(run, segment, run.segment.phase)
-            with closing(iter(run.feed)) as batches:  # ends the loader processes, also after an error
+            with closing(iter(run.feed)) as batches:  # ends the loader threads, also after an error
                 while run.progress.step < segment.last_step and not run.stop_agreed:
                     _one_step(run, batches)
                     if run.progress.step == run.first + 1:  # from here on nobody compiles or connects

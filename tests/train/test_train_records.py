@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import needs, until
+from support import children, needs, until
 
 torch = needs("torch")
 from pretok.base.errors import IntegrityError, PretokError, Stopped, UsageError
@@ -435,7 +435,7 @@ def test_shards_overwritten_with_zeros_are_noticed_at_the_next_start(
 
 @pytest.mark.parametrize(("name", "val_every"), [("it-val-00000", 1), ("it-00000", 0)])
 def test_an_id_outside_of_the_vocabulary_names_its_shard(trial: Trial, name: str, val_every: int) -> None:
-    """In validation and in what a loader process reads, where no drawn place shows the damage."""
+    """In validation and in what a loader thread reads, where no drawn place shows the damage."""
     trial.patch.setattr(View, "compare_places", lambda *_: None)
     trial.shards = Path(shutil.copytree(trial.shards, trial.folder / "shards"))
     path = trial.shards / "it" / f"{name}.bin"
@@ -445,6 +445,31 @@ def test_an_id_outside_of_the_vocabulary_names_its_shard(trial: Trial, name: str
     words = "holds the id 60, but the largest id of the vocabulary is 59: the shard was damaged"
     with pytest.raises(PretokError, match=f"{path} {words}"):
         trial.train(steps=None, workers=1, save_every="never", val_sequences=999, val_every=val_every)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_read_ahead_and_no_process_is_forked_beside_collectives(trial: Trial, workers: int) -> None:
+    """A fork beside the threads of CUDA, NCCL and gloo may hang. The batches are those that the trainer reads alone."""
+    before, during = children(os.getpid()), []
+    trial.train("plain")
+    trial.around(loop, "train_step", lambda *_, **__: during.append(children(os.getpid())))
+    trial.train("ahead", workers=workers)
+    assert during == [before] * 8
+    assert column(trial.folder / "ahead", "data_hash") == column(trial.folder / "plain", "data_hash")
+    assert column(trial.folder / "ahead", "loss") == column(trial.folder / "plain", "loss")
+
+
+def test_loader_threads_end_with_their_feed(trial: Trial) -> None:
+    """Also if nobody takes what they have read, and with the error that one of them meets."""
+    trial.around(
+        View, "batch", lambda *_, **__: 1 / 0 if threading.current_thread().name == "loader-1" else 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        trial.train(workers=2)
+    end = time.monotonic() + 10
+    while any(thread.name.startswith("loader-") for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def _no_meta_on_rank_0() -> None:

@@ -23,7 +23,7 @@ def use(values: dict[str, str]) -> None:
 
 
 def test_a_run_reads_from_a_store_what_it_reads_from_files(tmp_path: Path) -> None:
-    """Two ranks that share a cache, with loader processes and validation."""
+    """Two ranks that share a cache, with loader threads and validation."""
     bucket = tmp_path / "bucket"
     shards = random_shards(bucket / "shards")
     mix_of(shards, bucket / "mix.json", (20, 44))

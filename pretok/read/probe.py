@@ -51,7 +51,7 @@ def probe_inputs(
     probes = map_reads(lambda file: _probe(file, file.path in sampled), inputs)
     if tokens is not None:
         probes = [replace(probe, tokens=tokens) for probe in probes]
-    problems = [problem for probe in probes if (problem := _problem(probe, fields, lists))]
+    problems = [problem for probe in probes if (problem := lacks_text(probe, fields, lists))]
     others = [probe for probe in probes if probe.fields or (probe.file.format == "text" and probe.size)]
     if problems and len(problems) == len(others):
         more = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
@@ -91,7 +91,7 @@ def _probe(file: InputFile, sampled: bool) -> Probe:
     return Probe(file, 0)  # planned whole; reading it will report the error
 
 
-def _problem(probe: Probe, fields: Sequence[str], lists: bool) -> str:
+def lacks_text(probe: Probe, fields: Sequence[str], lists: bool) -> str:
     """Why the records of an input give no document, "" if they do or if it is unknown. lists: whether the field
     may hold messages."""
     names, path, field = probe.fields, probe.file.path, field_of(probe, fields)

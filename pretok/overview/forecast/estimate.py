@@ -3,9 +3,10 @@
 Input: a `MeasuredSource` of a source. Output: `SourceForecast`; of all sources and a [mix], a `MixForecast`.
 
 A window of `units` units stands for `amount` of them, so its contents count amount/units times; the sum over the
-windows estimates the total. The interval is two standard errors, computed from the differences between neighbours, as
-is right for windows at equal distances: files differ more than the parts of a file (Wolter, "An Investigation of Some
-Estimators of Variance for Systematic Sampling", 1984, estimator v2).
+windows estimates the total. The share of rejects is taken per file, see `_share`. The interval is two standard errors,
+computed from the differences between neighbours, as is right for windows at equal distances: files differ more than
+the parts of a file (Wolter, "An Investigation of Some Estimators of Variance for Systematic Sampling", 1984, estimator
+v2).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from itertools import pairwise
 from pretok.base.errors import UsageError
 from pretok.config import MixTable
 from pretok.overview.forecast.measure import Measured, MeasuredSource
+from pretok.overview.forecast.windows import POINTS
 from pretok.stream.mix_file import MixSource, sequences
 from pretok.stream.quota import stage_quotas, weighed
 
@@ -42,8 +44,9 @@ class Interval:
 @dataclass(frozen=True, slots=True)
 class SourceForecast:
     """The expected contents of a source. files, stored: the number of its inputs and their bytes; bytes: of text;
-    reject_share: of records; rate: bytes of text that one core parses and encodes per second; shards: their number,
-    with `shard_bytes` bytes of tokens each."""
+    rejected: records by reason; reject_share: of records, lost_share: without those that a setting rejects; rate:
+    bytes of text that one core parses and encodes per second; shards: their number, with `shard_bytes` bytes of tokens
+    each."""
 
     files: int
     stored: int
@@ -51,6 +54,7 @@ class SourceForecast:
     bytes: Interval
     tokens: Interval
     reject_share: float
+    lost_share: float
     rejected: dict[str, float]
     rate: float
     shard_bytes: int
@@ -65,47 +69,76 @@ def forecast_source(
     Raises UsageError if no window has any text.
     """
     reasons = sum((part.rejected for part in sample.windows), Counter[str]())
+    every = files <= POINTS
     if not any(part.bytes for part in sample.windows):
         known = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
         raise UsageError(f"no text in any of {len(sample.windows)} samples ({known or 'no record'})")
-    whole = all(part.window.amount <= part.window.units * (1 + ROUNDING) for part in sample.windows)
-    encoded = whole and all(part.encoded == part.bytes for part in sample.windows)
-
-    def of_all(count: Callable[[Measured], float]) -> Interval:
-        return _total(sample.windows, count, whole)
-
-    documents, text = of_all(lambda part: part.documents), of_all(lambda part: part.bytes)
+    documents = _total(sample.windows, lambda part: part.documents, _is_all)
+    text = _total(sample.windows, lambda part: part.bytes, _is_all)
     # Only the first `encoded` bytes of a window were encoded; the rest counts in proportion.
-    tokens = _total(sample.windows, lambda part: part.tokens * part.bytes / max(1, part.encoded), encoded)
-    rejected = {name: of_all(lambda part, name=name: part.rejected[name]).value for name in sorted(reasons)}  # type: ignore[misc]
-    refused = sum(rejected.values())
+    tokens = _total(
+        sample.windows,
+        lambda part: part.tokens * part.bytes / max(1, part.encoded),
+        lambda part: _is_all(part) and part.encoded == part.bytes,
+    )
+    shares = {
+        name: _share(sample.windows, lambda part, name=name: part.rejected[name], every)  # type: ignore[misc]
+        for name in sorted(reasons)
+    }
+    refused = sum(shares.values())
+    records = documents.value / max(1 - refused, 1e-9)
     return SourceForecast(
         files=files,
         stored=stored,
         documents=documents,
         bytes=text,
         tokens=tokens,
-        reject_share=refused / max(1.0, refused + documents.value),
-        rejected=rejected,
+        reject_share=refused,
+        lost_share=_share(sample.windows, lambda part: part.lost, every),
+        rejected={name: share * records for name, share in shares.items()},
         rate=sample.rate,
         shard_bytes=shard_bytes,
         shards=math.ceil(tokens.value * itemsize / shard_bytes),
     )
 
 
-def _total(measured: Sequence[Measured], count: Callable[[Measured], float], whole: bool) -> Interval:
-    """Estimate the total of `count` over a source. whole: the windows cover the source. Windows that could not
-    be read count as the average of the others."""
-    if whole:  # an exact sum
-        value = float(sum(map(count, measured)))
+def _share(measured: Sequence[Measured], count: Callable[[Measured], float], every: bool) -> float:
+    """Estimate `count` as a share of the records of a source: the mean of the shares of its files, by the records that
+    their bytes have. If not every file was sampled, by their bytes: a small file stands for many others, which must not
+    be taken to have as many records to the byte."""
+    files: dict[str, list[float]] = {}
+    for part in measured:
+        weight = part.records if every else part.bytes + part.refused
+        for at, number in enumerate(
+            (count(part), part.records, weight * part.window.amount / part.window.units)
+        ):
+            files.setdefault(part.window.path, [0.0, 0.0, 0.0])[at] += number
+    whole = sum(weight for _, _, weight in files.values())
+    return sum(weight * counted / max(1.0, records) for counted, records, weight in files.values()) / max(
+        whole, 1e-9
+    )
+
+
+def _is_all(part: Measured) -> bool:
+    """Whether a window stands for itself alone."""
+    return abs(part.window.amount - part.window.units) <= ROUNDING * part.window.units
+
+
+def _total(
+    measured: Sequence[Measured], count: Callable[[Measured], float], exact: Callable[[Measured], bool]
+) -> Interval:
+    """Estimate the total of `count` over a source. exact: whether the count of a window has no error. Windows that
+    could not be read count as none."""
+    known = float(sum(count(part) for part in measured if exact(part)))
+    parts = [part.window.amount / part.window.units * count(part) for part in measured if not exact(part)]
+    value = known + sum(parts)
+    if not parts:
         return Interval(value, value, value)
-    parts = [part.window.amount / part.window.units * count(part) for part in measured]
-    value = sum(parts)
     if len(parts) == 1:  # one window says nothing of the rest
-        return Interval(value, 0.0, math.inf)
+        return Interval(value, known, math.inf)
     variance = sum((b - a) ** 2 for a, b in pairwise(parts)) / (2 * (len(parts) - 1))
     error = ERRORS * math.sqrt(len(parts) * variance)
-    return Interval(value, max(0.0, value - error), value + error)
+    return Interval(value, max(known, value - error), value + error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from itertools import chain
 from pretok.base.console import Console, Table, table
 from pretok.base.errors import UsageError
 from pretok.base.tokens import token_dtype
-from pretok.base.units import duration, human, human_bytes, plural
+from pretok.base.units import duration, human, human_bytes, listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe, located
 from pretok.config.changes import list_sources
@@ -25,14 +25,14 @@ from pretok.overview.forecast.estimate import (
     forecast_mix,
     forecast_source,
 )
-from pretok.overview.forecast.measure import measure
+from pretok.overview.forecast.measure import MeasuredSource, measure
 from pretok.overview.forecast.vocabulary import counting_vocabulary
 from pretok.read.batches import NOT_CANONICAL
 from pretok.read.format import Probe
 from pretok.read.partition import shard_bytes
-from pretok.read.probe import probe_inputs
+from pretok.read.probe import lacks_text, probe_inputs
 from pretok.read.record_format import Conversation
-from pretok.read.rejects import poor_sources
+from pretok.read.rejects_file import WORST
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import Vocabulary
 
@@ -74,12 +74,6 @@ def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
     sources = {
         name: _forecast(recipe, name, probes, vocab, itemsize, console) for name, probes in probed.items()
     }
-    read = {}
-    for name, source in sources.items():
-        rejected = {reason: round(number) for reason, number in source.rejected.items()}
-        read[name] = round(source.documents.value) + sum(rejected.values()), rejected
-    for complaint in poor_sources(recipe.shards.max_reject_share, read, lambda _: "estimated from a sample"):
-        console.notice(complaint)
     mix = None
     if recipe.mix is not None and recipe.mix.classes:
         console.notice("the mix has classes, which cannot be estimated: run pretok mix after tokenizing")
@@ -107,9 +101,12 @@ def _forecast(
     record = resolve(source.record_format(), vocab, name, source.limits)
     how = record.conversation
     encoder = Encoder(vocab.with_special(how.markers if isinstance(how, Conversation) else ()))
-    sample = measure(probes, name, record, recipe.normalize.function, encoder, source.limits)
-    for error in sample.errors:
-        console.notice(f"{name}: not sampled: {error}")
+    # `probe_inputs` has named the tables without the text.
+    fields, lists, _ = source.probed
+    readable = [probe for probe in probes if not (probe.parts and lacks_text(probe, fields, lists))]
+    sample = measure(readable, name, record, recipe.normalize.function, encoder, source.limits)
+    for path, error in sample.errors.items():
+        console.notice(f"{name}: not sampled: {path}: {error}")
     remarks = sum((part.remarks for part in sample.windows), Counter[str]())
     sampled = sum(part.documents for part in sample.windows)
     for remark, number in sorted(remarks.items()):
@@ -120,9 +117,29 @@ def _forecast(
     target = recipe.shards.size or shard_bytes(probes, itemsize)
     stored = sum(probe.file.size for probe in probes)
     try:
-        return forecast_source(sample, len(probes), stored, target, itemsize)
+        found = forecast_source(sample, len(probes), stored, target, itemsize)
     except UsageError as error:
         raise UsageError(f"source {name}: {error}") from None
+    if lost := _lost(sample):
+        allowed = recipe.shards.max_reject_share
+        more = (
+            f"; by its files, {found.lost_share:.1%} of the source, more than the share of {float(allowed):g} that "
+            "max_reject_share allows"
+        )
+        console.notice(f"{name}: {lost}{more if found.lost_share > allowed else ''}")
+    return found
+
+
+def _lost(sample: MeasuredSource) -> str:
+    """Say how many of the sampled records give no document, and where the first of each file is; "" if all do."""
+    lost, first = Counter[str](), dict[str, str]()
+    for part in sample.windows:
+        if part.lost:
+            lost[part.window.path] += part.lost
+            first.setdefault(part.window.path, part.defect)
+    told = [first[path] for path, _ in lost.most_common()]
+    sampled = plural(sum(part.records for part in sample.windows), "sampled record")
+    return f"of {sampled}, {lost.total():,} cannot be read ({listed(told, WORST, '; ')})" if lost else ""
 
 
 def tables(forecast: Forecast) -> list[Table]:

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import UNSET
 
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
 from pretok.base.texts import buffers
 from pretok.chat.encode import encode_spans
 from pretok.chat.limits import LIMITS, TemplateLimits
@@ -26,14 +27,16 @@ from pretok.read.formats.tokens import TokenDecoder
 from pretok.read.normalize import Normalization
 from pretok.read.readers import read_piece
 from pretok.read.record_format import RecordFormat
+from pretok.read.rejects import NOT_LOST
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
 
 @dataclass(slots=True)
 class Measured:
-    """The contents of a window. tokens: of the first `encoded` bytes of its text, ends of documents included; parsing,
-    encoding: seconds that `bytes` and `encoded` bytes took."""
+    """The contents of a window. tokens: of the first `encoded` bytes of its text, ends of documents included; refused:
+    bytes of rejected records; defect: the first record that was lost, and why; parsing, encoding: seconds that `bytes`
+    and `encoded` bytes took."""
 
     window: Window
     documents: int = 0
@@ -41,17 +44,29 @@ class Measured:
     encoded: int = 0
     tokens: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    defect: str = ""
     remarks: Counter[str] = field(default_factory=Counter)
     parsing: float = 0.0
     encoding: float = 0.0
 
+    @property
+    def records(self) -> int:
+        """How many were read."""
+        return self.documents + self.rejected.total()
+
+    @property
+    def lost(self) -> int:
+        """Records that give no document though no setting asked for it."""
+        return self.records - self.documents - sum(self.rejected[reason] for reason in NOT_LOST)
+
 
 @dataclass(slots=True)
 class MeasuredSource:
-    """The contents of all windows of a source. errors: files and windows that could not be read."""
+    """The contents of all windows of a source. errors: path -> why the file, or a window of it, could not be read."""
 
     windows: list[Measured] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -80,6 +95,8 @@ def measure(
         try:
             for batch in map(documents, read_piece(window.piece, 0, record)):
                 measured.rejected.update(batch.rejects["reason"].to_pylist())
+                measured.refused += batch.refused
+                measured.defect = measured.defect or _first_lost(window, batch)
                 measured.documents += len(batch.texts)
                 measured.bytes += len(buffers(batch.texts)[0])
                 measured.remarks.update(batch.remarks)
@@ -90,13 +107,27 @@ def measure(
                 if len(batch.texts) and measured.encoded < window.text:
                     _encode(measured, batch, encoder)
         except CorruptInputError as error:
-            sample.errors.append(f"{window.piece.file.path}: {error}")
+            sample.errors.setdefault(window.path, str(error))
             continue
         except UsageError as error:
-            raise UsageError(f"{window.piece.place}: {error}") from None
+            raise UsageError(f"{_place(window)}: {error}") from None
         measured.parsing = max(0.0, time.monotonic() - began - measured.encoding)
         sample.windows.append(measured)
     return sample
+
+
+def _place(window: Window) -> str:
+    return replace(window.piece, file=replace(window.piece.file, path=window.path)).place
+
+
+def _first_lost(window: Window, batch: TextBatch) -> str:
+    """Say which record of a batch is the first that is lost, and why; "" if none is."""
+    for reject in batch.rejects.to_pylist():
+        if reject["reason"] not in NOT_LOST:
+            what = ": ".join(filter(None, (reject["reason"], reject["detail"])))
+            counted = "line" if window.piece.file.format == "jsonl" else "record"
+            return f"{_place(window)} {counted} {reject['record'] + 1}: {what}"
+    return ""
 
 
 def _encode(measured: Measured, batch: TextBatch, encoder: Encoder) -> None:

@@ -64,7 +64,7 @@ def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tu
 def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> Words:
     """Count the words of a sample of a source. What cannot be read is skipped here; measuring reports it."""
     table, documents = WordTable(), documents_of(source.record_format(), recipe.normalize.function)
-    for window in windows(probes, seed, []):
+    for window in windows(probes, seed, {}):
         try:
             for batch in read_piece(window.piece, 0, source.record_format()):
                 texts = documents(batch).texts

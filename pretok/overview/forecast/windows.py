@@ -1,9 +1,10 @@
 """The inputs of a source -> windows: small pieces, spread evenly over all bytes, each of which stands for an equal
 part.
 
-Input: the probed inputs of a source. Output: `Window`s. POINTS points lie at equal distances along all inputs, the
-first at a seeded place (systematic sampling with probability proportional to size). At each point a window of whole
-records begins. A large file gets many points; of many small files only some get one.
+Input: the probed inputs of a source. Output: `Window`s. Each of at most POINTS files gets points by its size, at
+least one, and stands for itself. Of more files, POINTS points lie at equal distances along all of them, the first at a
+seeded place (systematic sampling with probability proportional to size), and only some small files get one. At each
+point a window of whole records begins.
 
 A compressed file cannot be entered in the middle. Its first PREFIX bytes are unpacked once, and its points are spread
 over these. A window of a Parquet file is a row group, one of a saved dataset a range of rows.
@@ -41,34 +42,42 @@ ROWS = 200
 class Window:
     """A piece to read. amount: how much of the file it stands for, in bytes of records (unpacked), bytes of a Parquet
     column (from the footer), or rows of a saved dataset; units: how much it holds itself; text: how many bytes of its
-    text are encoded."""
+    text are encoded; path: of the input, as the piece may be of its unpacked beginning."""
 
     piece: Piece
     units: float
     amount: float
     text: int = WINDOW
+    path: str = ""
 
 
-def windows(probes: Sequence[Probe], seed: str, errors: list[str]) -> Iterator[Window]:
+def windows(probes: Sequence[Probe], seed: str, errors: dict[str, str]) -> Iterator[Window]:
     """Yield the windows of one source, in the order of its inputs.
 
     Read each window before asking for the next, since the unpacked beginning of a compressed file is then removed. A
-    file that cannot be read gives no window and is named in `errors`; errors that may pass are tried again first.
+    file that cannot be read gives no window, and `errors` says why, by path; errors that may pass are tried again.
     """
     probes = [probe for probe in probes if _weight(probe)]
     ends = list(accumulate(_weight(probe) for probe in probes))
     if not ends:
         return
     step = ends[-1] / POINTS
-    first = random.Random(seed).random()
-    files = [bisect_right(ends, (first + point) * step) for point in range(POINTS)]
-    for number, points in Counter(min(file, len(probes) - 1) for file in files).items():
+    every = len(probes) <= POINTS
+    if every:
+        chosen = {number: max(1, round(_weight(probe) / step)) for number, probe in enumerate(probes)}
+    else:
+        first = random.Random(seed).random()
+        files = [bisect_right(ends, (first + point) * step) for point in range(POINTS)]
+        chosen = Counter(min(file, len(probes) - 1) for file in files)
+    for number, points in chosen.items():
+        probe = probes[number]
         start = random.Random(f"{seed}/{number}").random() / points
         places = [start + place / points for place in range(points)]
         try:
-            yield from _of_file(probes[number], places, points * step)
+            for window in _of_file(probe, places, _weight(probe) if every else points * step):
+                yield replace(window, path=probe.file.path)
         except (CorruptInputError, OSError) as error:
-            errors.append(f"{probes[number].file.path}: {error}")
+            errors[probe.file.path] = str(error)
 
 
 def _weight(probe: Probe) -> float:
@@ -90,7 +99,9 @@ def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[W
         ends = list(accumulate(probe.parts))
         groups = Counter(min(bisect_right(ends, place * ends[-1]), len(ends) - 1) for place in places)
         for group, points in groups.items():  # a group is read whole, once
-            yield Window(Piece(file, group, group + 1), probe.parts[group], amount * points, WINDOW * points)
+            units = probe.parts[group]
+            part = stored * units / ends[-1] if len(groups) == len(ends) else amount * points
+            yield Window(Piece(file, group, group + 1), units, part, WINDOW * points)
     elif file.compression:
         with TemporaryDirectory(prefix="pretok-") as folder:
             unpacked, packed = tried(lambda: _unpack(file, Path(folder) / "prefix"))
@@ -105,11 +116,14 @@ def _of_plain(file: InputFile, places: Sequence[float], amount: float) -> Iterat
         yield Window(Piece(file), file.size, amount * len(places), WINDOW * len(places))
         return
     for place in places:
-        at = int(place * file.size)
-        borders = tried(partial(line_starts, file, [0, at, min(at + WINDOW, file.size), file.size]))
-        start = next((border for border in borders if border >= at), borders[-1])
-        if start == file.size:  # no record begins after the point: use the last one
-            start = borders[-2]
+        at, back = max(1, int(place * file.size)), WINDOW
+        while True:
+            borders = tried(partial(line_starts, file, [0, at, min(at + WINDOW, file.size), file.size]))
+            start = next(border for border in borders if border >= at)
+            if start < file.size or at == 1:
+                break
+            at, back = max(1, at - back), 2 * back  # no record begins after the point: use one before it
+        start = start if start < file.size else 0
         stop = next(border for border in borders if border > start)
         if start < stop:
             yield Window(Piece(file, start, stop), stop - start, amount)

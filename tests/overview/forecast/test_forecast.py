@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import random
+import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):
     for number in range(200):  # more files than points
         (tmp_path / f"{number}.jsonl").write_bytes(lines(texts(1 + number % 7, number)))
     probes = probe_inputs(list_inputs([str(tmp_path / "*")], "auto")[0], ("text",), console=NO_CONSOLE)
-    found, again, other = (list(module.windows(probes, seed, [])) for seed in ("seed", "seed", "another"))
+    found, again, other = (list(module.windows(probes, seed, {})) for seed in ("seed", "seed", "another"))
     assert sum(window.amount for window in found) == pytest.approx(sum(probe.file.size for probe in probes))
     assert len(found) == module.POINTS
     assert found == again != other
@@ -128,7 +129,68 @@ def test_rejects_are_expected_in_their_share_and_too_many_are_told(tmp_path, voc
     found = forecast(tmp_path, vocab_dir, console).sources["it"]
     assert found.reject_share == pytest.approx(0.1, abs=0.02)
     assert set(found.rejected) == {"malformed_json"}
-    assert "more than the share of 0.02 that max_reject_share allows; estimated" in console.notices[-1]
+    assert console.notices[-1].startswith("it: of ")
+    assert f" cannot be read ({tmp_path}/in/a.jsonl" in console.notices[-1]
+    assert console.notices[-1].endswith("more than the share of 0.02 that max_reject_share allows")
+
+
+def rows(good: int, bad: int, words: int) -> bytes:
+    """`good` records of so many words, the bad ones after the third."""
+    made = [json.dumps({"text": " ".join(WORDS[0] for _ in range(words))}).encode() for _ in range(good)]
+    return b"\n".join([*made[:3], *[b'{"text": "du'] * bad, *made[3:], b""])
+
+
+SHARES = [
+    # Beside 2,809 long documents in Parquet and a table without the column: 101 of 2,980 records, as tokenize counts.
+    ("a small file", {"t.jsonl": rows(70, 101, 1)}, 101 / 2980, 0.01),
+    ("also packed", {"t.jsonl.gz": gzip.compress(rows(70, 101, 1))}, 101 / 2980, 0.01),
+    ("none", {"t.jsonl": rows(171, 0, 1)}, 0, 0),
+    ("in proportion", {f"{n}.jsonl": rows(90, 10, 300) for n in range(3)}, 30 / (2809 + 300), 0.1),
+    # Of a hundred files only some are read. By the bytes that they stand for, the dirty one is at most one point.
+    (
+        "one of many",
+        {f"{n:03}.jsonl": rows(*(70, 101, 1) if n == 50 else (10, 0, 300)) for n in range(100)},
+        0,
+        1 / 64,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("files", "share", "off"), [row[1:] for row in SHARES], ids=[row[0] for row in SHARES]
+)
+@pytest.mark.parametrize("seed", ["it", "en", "de", "fr"])  # of the points
+def test_the_share_of_rejects_is_taken_per_file(seed, files, share, off, tmp_path, vocab_dir):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(
+        pa.table({"text": [" ".join(WORDS * 40)] * 2809}), folder / "g.parquet", row_group_size=200
+    )
+    pq.write_table(pa.table({"body": ["x" * 900] * 500}), folder / "n.parquet", row_group_size=100)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    console = RecordingConsole()
+    found = forecast(tmp_path, vocab_dir, console, sources={seed: {"inputs": [str(folder)]}}).sources[seed]
+    wanted = pytest.approx(share, rel=off) if share else pytest.approx(0, abs=off)
+    assert found.reject_share == wanted
+    told = "\n".join(console.notices)
+    for name in ("n.parquet", *(files if share and len(files) == 1 else ())):
+        assert told.count(f"/{name}") == 1
+    if share and len(files) == 1:
+        name, bad = next(iter(files)), 101
+        assert re.search(
+            rf"of 2,\d+ sampled records, {bad} cannot be read \(\S+/{name} line 4: malformed_json: ", told
+        )
+    assert ("max_reject_share allows" in told) == (share > 0.02)
+
+
+def test_a_window_at_the_end_of_a_file_is_no_larger_than_others(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(["uno due"] * 100_000 + ["x" * 300_000]))
+    probe = probe_inputs(list_inputs([str(tmp_path / "a.jsonl")], "auto")[0], ("text",))[0]
+    whole = 100_000 * len(lines(["uno due"])) + len(lines(["x" * 300_000]))
+    for place in (0.0, 0.99, 1 - 1e-9):
+        (window,) = module._of_plain(probe.file, [place], whole)
+        assert window.units <= module.WINDOW * 4 + 300_000
 
 
 def test_the_forecast_says_whether_a_mix_is_possible(tmp_path, vocab_dir):

@@ -1,7 +1,11 @@
 # The environment of every job. Each sbatch script runs `source env.sh PROFILE`.
-# Input: the SITE_* values and the site_setup function of the profile. Output: the exports below, $logs and say().
+# Input: the SITE_* values and, if it has one, the site_setup function of the profile. Output: the exports below, $logs and say().
 # shellcheck shell=bash disable=SC1090,SC2034
 
+site_setup() { # of NVIDIA machines, unless the profile has its own; torch wheels include the CUDA libraries
+    export PYTORCH_ALLOC_CONF=expandable_segments:True # less fragmentation of torch's memory
+    if [ -n "${SITE_INTERFACE:-}" ]; then export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE; fi
+}
 source "$1"
 : "${SITE_VENV:?is empty in $1: the Python virtual environment with pretok, on the shared file system}"
 slurm=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

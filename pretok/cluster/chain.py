@@ -137,7 +137,15 @@ def plan_chain(
     for stage in stages:
         arguments = [str(recipe.out), str(recipe_path)]
         if stage == "train":
-            arguments = [str(run), *recipe_flags(recipe), *train_arguments]
+            energy = [
+                f"--{name}={value}" for name in ("pue", "carbon") if (value := profile.get(name.upper()))
+            ]
+            arguments = [
+                str(run),
+                *energy,
+                *recipe_flags(recipe),
+                *train_arguments,
+            ]  # the last of a flag wins
         script = profile.folder / f"{stage}.sbatch"
         options = _options(recipe, profile, stage, folder)
         words = shlex.join([*options, str(script), str(profile.path), *arguments])

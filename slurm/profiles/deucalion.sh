@@ -1,8 +1,9 @@
 # Deucalion (MACC): A100 nodes for training, x86 nodes for text. Fill in the empty values.
 # shellcheck shell=bash disable=SC2034
 #
-# Sources: a public repository with notes measured on the machine in August 2026: partitions, cores, memory, limits
-# (normal-x86 at most 64 nodes, large-x86 128 for 3 days, the A100 partitions 4 nodes), no QOS, a local disk of 220 GB.
+# Sources: docs.deucalion.acnca.pt (docs.macc.fccn.pt), as the notes of the project monoprop quote it and measured it on the
+# machine on 2026-08-11: partitions, cores, memory, limits (normal-x86 at most 64 nodes, large-x86 128 for 3 days, the A100
+# partitions 4 nodes), one QOS, a local disk of 220 GB.
 # The Arm partition cannot run the x86 environment.
 # No run of this project has used this machine yet.
 
@@ -28,8 +29,5 @@ SITE_INTERFACE=            # not known: check with `ip -br addr` on a node; empt
 SITE_NODE_LOCAL=/tmp       # about 200 GB free on x86 nodes
 SITE_PREFLIGHT=full
 SITE_PREFLIGHT_LIMITS="--min-memory 190GiB"
-
-site_setup() {
-    : # torch wheels include the CUDA libraries; load other modules here if needed
-    export PYTORCH_ALLOC_CONF=expandable_segments:True # less fragmentation of torch's memory
-}
+SITE_PUE=                  # not found in public sources
+SITE_CARBON=               # not found in public sources

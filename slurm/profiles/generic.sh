@@ -29,9 +29,9 @@ SITE_INTERFACE=            # fast network for Ray and rendezvous (ip -br addr, o
 SITE_NODE_LOCAL=/tmp       # fast local folder; jobs clean it up
 SITE_PREFLIGHT=full        # full, node (without matrix product and all-reduce) or none
 SITE_PREFLIGHT_LIMITS=     # for example --min-free 2TiB --min-memory 200GiB
+SITE_PUE=                  # of the site, and kg CO2e per kWh of its electricity, for the energy report: train --pue, --carbon
+SITE_CARBON=
 
-site_setup() { # runs in every job, before the virtual environment is added to PATH
-    : # module load cuda
-    # export PYTORCH_ALLOC_CONF=expandable_segments:True # on NVIDIA: less fragmentation of torch's memory
-    # export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE
-}
+# site_setup() { # in every job, before the virtual environment is added to PATH; without it, what slurm/env.sh does for NVIDIA
+#     module load cuda
+# }

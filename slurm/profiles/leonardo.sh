@@ -23,13 +23,14 @@ SITE_GPU_MEMORY=494000M
 SITE_GPU_TIME=24:00:00
 SITE_GPU_OPTIONS=--exclusive
 
-SITE_INTERFACE=ib0         # not confirmed by the site's pages; check with `ip -br addr` on a node
+SITE_INTERFACE=ib0         # as in public job scripts: the other interfaces are not routed between nodes
 SITE_NODE_LOCAL=/tmp       # DCGP nodes have a local disk, Booster nodes have none: /tmp is small there
 SITE_PREFLIGHT=full
 SITE_PREFLIGHT_LIMITS="--min-memory 300GiB"
+SITE_PUE=                  # not found in public sources
+SITE_CARBON=               # not found in public sources
 
 site_setup() {
-    : # torch wheels include the CUDA libraries; load other modules here if needed
     export PYTORCH_ALLOC_CONF=expandable_segments:True # less fragmentation of torch's memory
     export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE NCCL_IB_HCA=mlx5
 }

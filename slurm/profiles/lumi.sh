@@ -28,6 +28,8 @@ SITE_INTERFACE=hsn0
 SITE_NODE_LOCAL=/tmp       # in memory, as there is no local disk
 SITE_PREFLIGHT=full
 SITE_PREFLIGHT_LIMITS="--min-memory 100GiB"
+SITE_PUE=1.04              # www.lumi-supercomputer.eu/sustainable-future, as Poro's paper quotes it (arXiv 2404.01856)
+SITE_CARBON=0              # hydropower by contract; OLMo's paper (arXiv 2402.00838) names 0.024 for what hydropower causes
 
 site_setup() {
     # Name the plugin for Slingshot, so that RCCL fails if it cannot find it (NVIDIA's documentation of NCCL_NET).

@@ -27,8 +27,5 @@ SITE_INTERFACE=            # fill in: not found in public sources (ip -br addr, 
 SITE_NODE_LOCAL=/tmp
 SITE_PREFLIGHT=full
 SITE_PREFLIGHT_LIMITS="--min-memory 100GiB"
-
-site_setup() {
-    export PYTORCH_ALLOC_CONF=expandable_segments:True # less fragmentation of torch's memory
-    if [ -n "$SITE_INTERFACE" ]; then export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE; fi
-}
+SITE_PUE=                  # not found in public sources
+SITE_CARBON=               # not found in public sources

@@ -1,22 +1,23 @@
 # Vega (IZUM): GPU nodes for training, CPU nodes for text. Fill in the empty values.
 # shellcheck shell=bash disable=SC2034
 #
-# Sources: the RAMSES notes on machines, after doc.vega.izum.si (partition cpu, 128 cores, 256 GB); a public table of EuroHPC
-# machines (768 such nodes; 60 with 4 A100 of 40 GB, 2 x 64 cores and 512 GB; each with a disk of 1.92 TB).
+# Sources: doc.vega.izum.si/shares (768 nodes of 2 x 64 cores and 256 GB; 60 with 4 GPUs and 2 x 64 cores);
+# github.com/EESSI/test-suite, config/izum_vega.py (partitions cpu and gpu without a QOS; gpu needs --gres or --gpus, which
+# `pretok submit` passes; 244140 MiB and 476.8 GiB a node).
 # No run of this project has used this machine yet.
 
 SITE_ACCOUNT=              # not known: sacctmgr -n show assoc user=$USER format=account,qos
 SITE_VENV=                 # on the shared file system; for hundreds of workers unpack it on each node, see slurm/README.md
 
 SITE_CPU_PARTITION=cpu
-SITE_CPU_QOS=none          # not confirmed
+SITE_CPU_QOS=none
 SITE_CPU_CORES=128
 SITE_CPU_MEMORY=0          # all memory of a node of 256 GB
 SITE_CPU_TIME=             # not found in public sources: sinfo -o '%P %l'
 SITE_CPU_OPTIONS=--exclusive
 
-SITE_GPU_PARTITION=gpu     # not confirmed
-SITE_GPU_QOS=none          # not confirmed
+SITE_GPU_PARTITION=gpu
+SITE_GPU_QOS=none
 SITE_GPUS=4
 SITE_GPU_CORES=128
 SITE_GPU_MEMORY=0          # all memory of a node of 512 GB
@@ -27,8 +28,5 @@ SITE_INTERFACE=            # not known: check with `ip -br addr` on a node; empt
 SITE_NODE_LOCAL=/tmp       # on the disk of the node, not confirmed
 SITE_PREFLIGHT=full
 SITE_PREFLIGHT_LIMITS="--min-memory 190GiB"
-
-site_setup() {
-    : # torch wheels include the CUDA libraries; load other modules here if needed
-    export PYTORCH_ALLOC_CONF=expandable_segments:True # less fragmentation of torch's memory
-}
+SITE_PUE=                  # not found in public sources
+SITE_CARBON=               # not found in public sources

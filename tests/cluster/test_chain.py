@@ -31,7 +31,7 @@ SITE_ACCOUNT=acc SITE_VENV={sys.prefix} SITE_INTERFACE=
 SITE_CPU_PARTITION=cpu SITE_CPU_QOS=none SITE_CPU_CORES=8 SITE_CPU_MEMORY=none SITE_CPU_TIME=24:00:00
 SITE_CPU_OPTIONS="--exclusive --constraint='a b'"
 SITE_GPU_PARTITION=gpu SITE_GPU_QOS=fast SITE_GPU_CORES=32 SITE_GPU_MEMORY=400G SITE_GPU_TIME=10 SITE_GPU_OPTIONS=
-SITE_GPUS=4
+SITE_GPUS=4 SITE_PUE=1.04 SITE_CARBON=0
 site_setup() {{ :; }}
 """
 SBATCH = """#!/bin/bash
@@ -124,7 +124,8 @@ def test_jobs_have_their_dependencies_and_the_options_of_profile_recipe_and_flag
     assert {"--qos=fast", "--mem=400G", nodes, "--gpus-per-node=4", "--time=2-00:00:00"} <= {*train}
     assert (train[2], "--no-kill" in train) == (str(spare), spare > 0)
     work = tmp_path / "work"
-    assert train[train.index("--shards") :] == [
+    assert train[train.index("--shards") - 2 :] == [
+        "--pue=1.04", "--carbon=0",
         "--shards", str(work / "shards"), "--mix", str(work / "mix.json"), "--model", "debug",
         "--global-batch", "8", "--compile", "--no-reshard", "--steps", "9",
     ]  # fmt: skip
@@ -140,7 +141,12 @@ def test_a_profile_of_a_machine_has_all_values_and_says_where_they_are_from(name
     loaded = load_profile(name)
     assert loaded.values.keys() == load_profile("generic").values.keys()
     text = loaded.path.read_text("utf-8")
-    assert "\n# Sources: " in text
+    sources = text.partition("\n# Sources: ")[2].partition("\n# No run")[0]
+    assert re.search(r"\b[a-z0-9-]+\.[a-z]+\.[a-z]+|github\.com/", sources)
+    for value in ("PUE", "CARBON"):
+        assert re.search(
+            rf"^SITE_{value}=([\d.]+ +# .*\w|  +# not found in public sources)", text, re.MULTILINE
+        )
     assert not loaded.values["SITE_ACCOUNT"]
     for kind in ("CPU", "GPU"):
         if loaded.values[f"SITE_{kind}_PARTITION"]:
@@ -270,14 +276,14 @@ cd {folder}
 export SLURM_SUBMIT_DIR=$PWD SLURM_JOB_NAME=j SLURM_JOB_ID=1 PRETOK_CHAIN=$PWD
 unset SLURM_JOB_END_TIME
 printf '%s\\ttrain\\t1\\n' 1 2 >chain.tsv
-printf 'SITE_VENV=/venv SITE_INTERFACE=ib0\\nsite_setup() {{ :; }}\\n' >profile
+echo SITE_VENV=/venv SITE_INTERFACE=ib0 >profile
 squeue() {{ {squeue}; }}
 scancel() {{ return 1; }}
 scontrol() {{ return 1; }}
 srun() {{ printf '2: ib0 inet 10.0.0.%s/8\\n' 1 2; }}
 source {slurm}/env.sh ./profile
 source {slurm}/link.sh
-echo "end $PRETOK_JOB_END_TIME"
+echo "end $PRETOK_JOB_END_TIME $GLOO_SOCKET_IFNAME"
 node_address n1
 link_avoid train n1 2>/dev/null
 link_end train 2 2>/dev/null
@@ -291,7 +297,7 @@ def test_a_link_outlives_a_slurm_that_does_not_answer(tmp_path: Path, squeue: st
     """And a link of its chain that is gone; an interface with two addresses has one."""
     script = LINK.format(slurm=find_scripts(), folder=tmp_path, squeue=squeue)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == (f"end {end}\n10.0.0.1\n", 2)
+    assert (done.stdout, done.returncode) == (f"end {end} ib0\n10.0.0.1\n", 2)
 
 
 @pytest.mark.parametrize(

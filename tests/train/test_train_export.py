@@ -4,9 +4,12 @@ trained and given back as they came, or refused by name; a model of an old vocab
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 import weakref
 from functools import partial
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 
 import pytest
 from chatting import write_tokenizer
-from support import make_shards, needs
+from support import ROOT, make_shards, needs
 from tokenizing import run as run_stage
 
 torch = needs("torch")
@@ -28,7 +31,7 @@ from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
 from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest, write_manifest
-from pretok.tokenizer.tokenizer_file import fingerprint_of
+from pretok.tokenizer.tokenizer_file import fingerprint_of, to_characters
 from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.train_support import (
@@ -88,6 +91,54 @@ def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     config, roles = read_json(out / "config.json"), read_json(out / "tokenizer_config.json")
     assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
     assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", load_vocab(shards, eod="<eod>").tokens[3])
+
+
+QUESTIONS = {"it": ("Il cielo è", [" oro", " blu"]), "en": ("The sea is", [" dry", " wet"])}
+"""Task -> a question and its choices; the second is right, and was learned."""
+
+
+@pytest.mark.peers
+def test_lm_evaluation_harness_runs_the_tasks_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/training.md as printed, without a network: its task in two languages, its commands, its table."""
+    needs("lm_eval")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "training.md").read_text("utf-8").partition("## Evaluate with tasks")[2]
+    task, commands = re.findall(r"^```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:2]
+    vocab = tokenizer_data(".", ["<eod>"], [])["model"]["vocab"]
+    documents = {}
+    Path("TASKS").mkdir()
+    for name, (question, choices) in QUESTIONS.items():
+        text = question + choices[1]
+        documents[name] = [[vocab[char] for char in to_characters(text.encode())]] * 600
+        Path(f"TASKS/{name}.yaml").write_text(re.sub(r"\bit\b", name, task))
+        row = {"question": question, "choices": choices, "answer": 1}
+        Path(f"TASKS/{name}.jsonl").write_text(json.dumps(row) + "\n")
+    shards = make_shards(tmp_path / "shards", documents, vocab_size=len(vocab))
+    add_tokenizer(shards)
+    loop.train(tiny_config(shards, tmp_path, out="RUN", steps=60, lr=1e-2, seq_len=32))
+    offline = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "home"),
+    }
+    install, *ours = [line.split() for line in commands.splitlines()]
+    assert install[:2] == ["pip", "install"]
+    for words in ours:
+        command = [sys.executable, "-m", *words]
+        ended = subprocess.run(command, env=offline, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+    shown, printed = (
+        [
+            [cell.strip() for cell in line.split("|")]
+            for line in text.splitlines()
+            if "|acc" in line.replace(" ", "")
+        ]
+        for text in (page.partition("## Practices")[0], ended.stdout)
+    )
+    assert shown == printed
+    assert [row[1] for row in shown] == ["en", "it"]
 
 
 TALK = [("Quanto fa 1 più 1?", "2."), ("Chi sei?", "Sono io.")]

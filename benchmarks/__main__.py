@@ -21,6 +21,7 @@ from pretok.base.children import child_environment
 
 TITLES = {
     "peers": "Tokenization by pretok and others, same tokenizer.json, without start-up, MB/s of text",
+    "plain": "From one plain file, as a user starts it; and a bad record among six documents",
     "end_to_end": "`pretok tokenize`, without start-up",
     "parts": "Each part of tokenization alone, one core, MB/s of text",
     "startup": "From the command to the prompt, seconds",

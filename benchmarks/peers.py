@@ -8,9 +8,12 @@ not installed is left out.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from benchmarks.end_to_end import run_job, tiny_files
@@ -42,7 +45,16 @@ def gigatoken_in_memory(plain: Path, tokenizer: Path) -> float:
 
 def whole_file(plain: Path, tokenizer: Path, output: Path) -> float:
     """Seconds of what Megatron-LM's preprocess_data_fast.py does, with all threads: gigatoken reads one uncompressed
-    file whole, an EOD joins each document, megatron-core's builder writes them."""
+    file whole, an EOD joins each document, the builder writes them: in bulk, or one by one before version 0.17."""
+    if checkout := os.environ.get("MEGATRON_LM"):
+        for name in (
+            "megatron",
+            "megatron.core",
+            "megatron.core.datasets",
+        ):  # whose __init__ import CUDA's packages
+            package = sys.modules[name] = ModuleType(name)
+            package.__path__ = [str(Path(checkout, *name.split(".")))]
+        import megatron.core.parallel_state  # first, as megatron.core would: others import it in a circle
     import awkward as ak
     import gigatoken
     import numpy as np
@@ -54,10 +66,13 @@ def whole_file(plain: Path, tokenizer: Path, output: Path) -> float:
 
     def work() -> None:
         documents = engine.encode_files(gigatoken.JsonlFileSource([str(plain)], field="text"), parallel=True)
-        ends = ak.singletons(ak.Array(np.full(len(documents), eod, np.uint32)))
         builder = IndexedDatasetBuilder(f"{output}.bin", dtype=DType.optimal_dtype(engine.vocab_size))
-        for document in ak.concatenate([documents, ends], axis=1):
-            builder.add_document(np.asarray(document), [len(document)])
+        if hasattr(builder, "add_documents"):
+            builder.add_documents(documents, eod_token=eod)
+        else:
+            ends = ak.singletons(ak.Array(np.full(len(documents), eod, np.uint32)))
+            for document in ak.concatenate([documents, ends], axis=1):
+                builder.add_document(np.asarray(document), [len(document)])
         builder.finalize(f"{output}.idx")
 
     return timed(work)[0]["s"]

@@ -111,7 +111,10 @@ class Merges:
     """The bytes of every id, initial and new."""
 
     def first(self, size: int) -> list[tuple[bytes, bytes]]:
-        """The merges of the first `size` entries, in order, as bytes: those that training to this size would give."""
+        """Return the merges of the first `size` entries, in order, as bytes.
+
+        They are those that training to this size would give.
+        """
         largest = np.maximum.accumulate(self.products)
         end = int(np.searchsorted(largest, size - 1))  # where the last of the entries is made
         end += end < len(largest) and int(largest[end]) < size
@@ -177,12 +180,17 @@ class BufferWriter:
         self._end = _place(tokens, offsets, self._symbols, self._end)
 
     def _resize(self, size: int) -> None:
-        """Resize in place, or let the kernel move it, so a large array is never in memory twice. No view of it
-        exists."""
+        """Resize in place, or let the kernel move it, so a large array is never in memory twice.
+
+        No view of it exists.
+        """
         self._symbols.resize(size, refcheck=False)
 
     def buffer(self) -> SymbolBuffer:
-        """The words added. Raises UsageError if they take more positions than `most`, or than 32 bits can number."""
+        """Return the words added.
+
+        Raises UsageError if they take more positions than `most`, or than 32 bits can number.
+        """
         if self.size > self._most:
             raise UsageError(
                 f"{self.words:,} distinct words of {self.bytes:,} bytes are too many to merge here: words and bytes "
@@ -199,25 +207,26 @@ class BufferWriter:
 
 
 def byte_tokens(data: Bytes) -> _Int32s:
-    """The token of each byte: its place in ALPHABET."""
+    """Return the token of each byte: its place in ALPHABET."""
     return _IDS[data]
 
 
 def buffer_of(data: Bytes, offsets: Ints, counts: Ints) -> SymbolBuffer:
-    """The SymbolBuffer of words of bytes: word w is data[offsets[w]:offsets[w + 1]] and occurs counts[w] times."""
+    """Return the SymbolBuffer of words of bytes: word w is data[offsets[w]:offsets[w + 1]], counts[w] times."""
     writer = BufferWriter()
     writer.add(byte_tokens(data), offsets, counts)
     return writer.buffer()
 
 
 def train_merges(buffer: SymbolBuffer, *, vocab_size: int, special_tokens: int) -> Merges:
-    """The merges of a vocabulary of `vocab_size` entries: special tokens, the 256 bytes (in order of ALPHABET), merges.
+    """Train the merges of a vocabulary of `vocab_size` entries: special tokens, 256 bytes (as in ALPHABET), merges.
 
     `buffer`: distinct words as `buffer_of` lays them out, which are used up. `special_tokens`: how many ids they take;
     in Merges.tokens they are b"". A merge that spells a special token therefore makes a token of its own, where
     `tokenizers` would reuse the special one's id; the caller refuses such a name.
     """
     tokens = [b""] * special_tokens + [bytes([byte]) for byte in ALPHABET]
+    # Special tokens have the first ids, so those of the bytes move up behind them; boundaries stay negative.
     np.add(buffer.symbols, special_tokens, out=buffer.symbols, where=buffer.symbols >= 0)
     return _train(buffer, tokens, vocab_size - len(tokens))
 
@@ -225,7 +234,7 @@ def train_merges(buffer: SymbolBuffer, *, vocab_size: int, special_tokens: int) 
 def extend_merges(
     buffer: SymbolBuffer, tokens: Sequence[bytes], apart: npt.NDArray[np.bool_], max_new: int
 ) -> Merges:
-    """BPE that continues where an old vocabulary stopped; new tokens are numbered from len(tokens) on.
+    """Continue BPE where an old vocabulary stopped; new tokens are numbered from len(tokens) on.
 
     `buffer`: words split into the old tokens 0 to len(tokens) - 1, which are used up; `tokens`: the bytes of each, b""
     for one that no text spells; `apart`, bool[ids]: tokens that are never joined. A pair that spells an old token is
@@ -237,7 +246,7 @@ def extend_merges(
 
 
 def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: int = 0) -> Merges:
-    """The loop over merges. A pair that spells one of the first `closed` tokens is left alone."""
+    """Loop over merges. A pair that spells one of the first `closed` tokens is left alone."""
     names = list(tokens)
     ids = {name: token for token, name in reversed([*enumerate(names)]) if name}  # of equal names the first
     first = len(names)
@@ -294,7 +303,7 @@ class _Pairs:
     """The pairs that occur in a buffer. used: see ROWS."""
 
     def __init__(self, buffer: SymbolBuffer, tokens: int) -> None:
-        """tokens: how many there will be, at most."""
+        """Begin with the pairs of `buffer`. tokens: how many there will be, at most."""
         self._text = buffer.symbols, buffer.starts, buffer.hints, buffer.counts
         self._changes = np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
         self._rows = np.empty(2 * tokens, np.int64)
@@ -339,8 +348,11 @@ class _Pairs:
         self._table[row + COUNT] = 0
 
     def frequent(self) -> tuple[list[Entry], int]:
-        """(a heap of the most frequent pairs, the smallest count on it, which is half of the greatest): so the heap
-        stays short, and the counts must halve before it is built anew. Empty if all pairs are to be left out."""
+        """Return (a heap of the most frequent pairs, the smallest count on it); empty if all pairs are to be left out.
+
+        The smallest count is half of the greatest: so the heap stays short, and the counts must halve before it is
+        built anew.
+        """
         rows = self._table.reshape(-1, PAIR)
         floor = max(1, int(self.used[LEAST]), int(rows[:, COUNT].max()) // 2)
         at = np.flatnonzero(rows[:, COUNT] >= floor)
@@ -358,8 +370,10 @@ class _Pairs:
         return True
 
     def merge(self, row: int, product: int, known: bool, floor: int) -> list[Entry]:
-        """Join all occurrences of the pair in a row; returns the new pairs that occur `floor` times. known: whether the
-        product is an older token, which may occur elsewhere."""
+        """Join all occurrences of the pair in a row; returns the new pairs that occur `floor` times.
+
+        known: whether the product is an older token, which may occur elsewhere.
+        """
         more = self._rows[
             : _merge_pair(
                 *self._text,
@@ -371,9 +385,10 @@ class _Pairs:
 
 
 class _Pointers(NamedTuple):
-    """A SymbolBuffer as pointers: with arrays, counting references took half of the time. size: positions."""
+    """A SymbolBuffer as pointers: with arrays, counting references took half of the time."""
 
     size: Any
+    """Positions."""
     symbols: Any
     starts: Any
     hints: Any
@@ -385,27 +400,28 @@ _TEXT = types.NamedTuple((types.int64, _POINTER32, _POINTER32, _POINTER32, _POIN
 
 @njit(_TEXT(types.int64, _POINTER32, _POINTER32, _POINTER32, _POINTER), inline=True)
 def _text_of(size: Any, symbols: Any, starts: Any, hints: Any, counts: Any) -> Any:
-    """A _Text of arrays, which must outlive it."""
+    """Return a _Text of arrays, which must outlive it."""
     return _Pointers(size, symbols, starts, hints, counts)
 
 
 @njit(types.int64(_POINTER32, types.int64), inline=True)
 def _after(symbols: Any, p: Any) -> Any:
-    """The position after the token that begins at p."""
+    """Return the position after the token that begins at p."""
+    # Behind a token of several positions stands its length; otherwise the next token or boundary does.
     covered = symbols[p + 1]
     return p - covered if covered < BOUNDARY else p + 1
 
 
 @njit(types.int64(_POINTER32, types.int64), inline=True)
 def _before(symbols: Any, p: Any) -> Any:
-    """The position where the token before p begins, or the boundary before p."""
+    """Return the position where the token before p begins, or the boundary before p."""
     covered = symbols[p - 1]
     return p + covered if covered < BOUNDARY else p - 1
 
 
 @njit(types.int64(_TEXT, types.int64), inline=True)
 def _count_at(text: Any, p: Any) -> Any:
-    """How often the word that holds position p occurs."""
+    """Return how often the word that holds position p occurs."""
     # The hint is right for the first position of 2**HINT_BITS, so the walk is shorter than that.
     run = np.int64(text.hints[p >> HINT_BITS])
     while text.starts[run + 1] <= p:
@@ -423,8 +439,9 @@ def _merge_pair(
     symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, places: Any, used: Any, changes: Any, rows: Any,
     row: Any, product: Any, known: Any, floor: Any,
 ) -> Any:  # fmt: skip
-    """Join all occurrences of the pair in `row` to `product`. Returns n; the first n of `rows` are then the rows of the
-    new pairs that occur `floor` times.
+    """Join all occurrences of the pair in `row` to `product`.
+
+    Returns n; the first n of `rows` are then the rows of the new pairs that occur `floor` times.
 
     known: the product is an older token that may occur elsewhere. Then all occurrences of the pairs with it are counted
     again, as some were left out. The table has room for two new pairs with each token. `changes` is all zeros before
@@ -437,6 +454,7 @@ def _merge_pair(
     # Joining one occurrence makes at most two pairs, each of two integers.
     made = np.empty(4 * (stop - start), np.int32)
     n = _join_all(text, key, product, places.ctypes, start, stop, noted, made.ctypes)
+    # All of its places were looked at; `_tidy` drops the places of a row that has none.
     table[row + SIZE] = 0
     # 2. Left-out pairs with an older product may have become frequent: count all occurrences of its pairs.
     if known:
@@ -448,6 +466,7 @@ def _merge_pair(
     room = _take_rows(pairs, size, used.ctypes, noted, product, rows.ctypes)
     if used[PLACES] + room > used[LIMIT]:
         _tidy(text, pairs, size, places.ctypes, used.ctypes)
+        # A quarter more until the next time: tidying then costs a constant share of noting places.
         used[LIMIT] = used[PLACES] + used[PLACES] // 4 + room
     _make_room(pairs, used.ctypes, noted, rows.ctypes)
     _note_places(places.ctypes, noted, made.ctypes, n)
@@ -501,8 +520,10 @@ def _join_all(
 
 @njit(types.int64(_TEXT, types.int64, types.int64, _POINTER, _POINTER32, types.int64), inline=True)
 def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> Any:
-    """Join the token at p and the next one. Appends slot and position of the new pairs to the `n` in `made`; returns
-    the new n."""
+    """Join the token at p and the next one.
+
+    Appends slot and position of the new pairs to the `n` in `made`; returns the new n.
+    """
     symbols = text.symbols
     q = _after(symbols, p)
     start, end = _before(symbols, p), _after(symbols, q)
@@ -543,8 +564,10 @@ def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
 
 @njit(types.Tuple((_I32, types.int64))(_TEXT, types.int64, _POINTER))
 def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
-    """Note all pairs with a token as new, as if all its occurrences had just been made: (`made` as in `_join_all`, the
-    number of new pairs in it)."""
+    """Note all pairs with a token as new, as if all its occurrences had just been made.
+
+    Returns (`made` as in `_join_all`, the number of new pairs in it).
+    """
     symbols = text.symbols
     made, n = np.empty(1024, np.int32), 0
     for p in range(1, text.size - 1):
@@ -570,8 +593,10 @@ def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
 
 @njit(types.int64(types.int64, types.int64, types.int64), inline=True)
 def _key(slot: Any, left: Any, right: Any) -> Any:
-    """The pair of a slot as one integer. Slot 2 x token is (token, right), 2 x token + 1 is (left, token). Keys sort as
-    pairs do."""
+    """Return the pair of a slot as one integer. Keys sort as pairs do.
+
+    Slot 2 x token is (token, right), 2 x token + 1 is (left, token).
+    """
     token = slot >> 1
     if slot & 1:
         return (left << 32) | token
@@ -580,9 +605,10 @@ def _key(slot: Any, left: Any, right: Any) -> Any:
 
 @njit(types.int64(_POINTER, types.int64, _POINTER, _POINTER, types.int64, _POINTER))
 def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, rows: Any) -> Any:
-    """Find a row for each new pair and write it to `rows`, -1 for a pair that is left out; returns how many places all
-    take. The row of a pair that is in the table already, with an older product, begins at 0: the changes hold all its
-    occurrences.
+    """Find a row for each new pair and write it to `rows`, -1 for a pair that is left out.
+
+    Returns how many places all take. The row of a pair that is in the table already, with an older product, begins at
+    0: the changes hold all its occurrences.
     """
     room = 0
     for k in range(changes[_NEW]):
@@ -615,6 +641,7 @@ def _make_room(table: Any, used: Any, changes: Any, rows: Any) -> Any:
         table[row + SIZE] = changes[change + _NOTED]
         table[row + COUNT] = changes[change + _SUM]
         used[PLACES] = at + table[row + SIZE]
+        # From here on it is where `_note_places` writes the next position of the pair.
         changes[change + _NOTED] = at
 
 
@@ -720,14 +747,14 @@ def _note_pairs(symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, 
 
 @njit(types.int64(_TEXT, types.int64), inline=True)
 def _pair_at(text: Any, p: Any) -> Any:
-    """The pair whose left token begins at p, or FREE if there is none."""
+    """Return the pair whose left token begins at p, or FREE if there is none."""
     a, b = np.int64(text.symbols[p]), np.int64(text.symbols[_after(text.symbols, p)])
     return (a << 32) | b if a >= 0 and b >= 0 else FREE
 
 
 @njit(types.int64(_POINTER, types.int64, types.int64), inline=True)
 def _find(table: Any, size: Any, key: Any) -> Any:
-    """Where in a table of `size` integers the row of a pair begins, or the free row where it belongs."""
+    """Return where in a table of `size` integers the row of a pair begins, or the free row where it belongs."""
     mask = size - 1
     # Both ids reach the upper half of the product, but only the right one the lower half.
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
@@ -739,8 +766,9 @@ def _find(table: Any, size: Any, key: Any) -> Any:
 
 @njit(_I64(types.int64))
 def _new_table(rows: Any) -> Any:
-    """A table of at least `rows` rows, all free."""
+    """Return a table of at least `rows` rows, all free."""
     capacity = 1024
+    # A power of two, as `_find` masks positions.
     while capacity < rows:
         capacity *= 2
     table = np.zeros(PAIR * capacity, np.int64)
@@ -751,12 +779,13 @@ def _new_table(rows: Any) -> Any:
 
 @njit(_I64(_I64, _I64, types.int64))
 def _renew(table: Any, used: Any, reserve: Any) -> Any:
-    """A table of the pairs that still occur often enough, with room for `reserve` more."""
+    """Return a table of the pairs that still occur often enough, with room for `reserve` more."""
     least = max(1, used[LEAST])
     used[ROWS] = 0
     for row in range(0, len(table), PAIR):
         # A free row counts 0, less than `least`.
         used[ROWS] += table[row + COUNT] >= least
+    # Half full at most: then it lasts until two thirds are in use (`grow`).
     renewed = _new_table(2 * (used[ROWS] + reserve))
     for row in range(0, len(table), PAIR):
         if table[row + COUNT] >= least:

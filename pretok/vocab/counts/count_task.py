@@ -95,13 +95,15 @@ class Counted(Struct, forbid_unknown_fields=True):
 
 
 def load_counted(path: Path) -> Counted:
-    """What the file of a counted partition says of itself. Raises IntegrityError."""
+    """Load what the file of a counted partition says of itself. Raises IntegrityError."""
     return read_record(Counted, read_metadata(path), path)
 
 
 def count_partition(task: CountTask, report: Report) -> Counted:
-    """Count a partition unless its file exists; `report` gets the increments of documents and bytes. Raises
-    PartitionsFailed for a damaged input."""
+    """Count a partition unless its file exists; `report` gets the increments of documents and bytes.
+
+    Raises PartitionsFailed for a damaged input.
+    """
     if task.path.exists():
         return load_counted(task.path)
     counter = _Counter(task)
@@ -113,7 +115,10 @@ def count_partition(task: CountTask, report: Report) -> Counted:
 
 @lru_cache(maxsize=1)
 def _table() -> WordTable:
-    """The process's one table for documents: growing a new one for each partition took a tenth of the time."""
+    """Return the process's one table for documents.
+
+    Growing a new one for each partition took a tenth of the time.
+    """
     return WordTable()
 
 
@@ -145,7 +150,7 @@ class _Counter:
         yield whole_texts(pa.chunked_array(self._texts, pa.large_string()))
 
     def _run(self) -> Iterator[Words]:
-        """The words of each bucket; empties the table."""
+        """Yield the words of each bucket; empties the table."""
         yield from split_buckets(self._table.words())
         self._table.clear()
         self.counted.runs += 1

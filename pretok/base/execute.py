@@ -186,8 +186,7 @@ class Engine:
                     raise
                 except Exception as error:  # the worker died
                     outcome = Outcome(lost(error))
-                # A node with another pretok or Python. No task is tried elsewhere: others may have written
-                # there already.
+                # A node has another pretok or Python: a person must mend that, so no task is tried elsewhere.
                 if isinstance(outcome, str):
                     raise UsageError(outcome)
                 on_report(outcome.counts)

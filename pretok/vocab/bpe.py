@@ -454,7 +454,7 @@ def _merge_pair(
     # Joining one occurrence makes at most two pairs, each of two integers.
     made = np.empty(4 * (stop - start), np.int32)
     n = _join_all(text, key, product, places.ctypes, start, stop, noted, made.ctypes)
-    # All of its places were looked at; `_tidy` drops the places of a row that has none.
+    # Its places are used up: `_tidy` drops them.
     table[row + SIZE] = 0
     # 2. Left-out pairs with an older product may have become frequent: count all occurrences of its pairs.
     if known:

@@ -106,6 +106,7 @@ def write_extended(folder: Path, old: Vocabulary, merges: Merges) -> Vocabulary:
     if not (folder / CONFIG_FILE).exists():
         roles = dict.fromkeys(("eos_token", "pad_token"), old.tokens[old.eod_id])
         write_json(folder / CONFIG_FILE, {**roles, "tokenizer_class": "PreTrainedTokenizerFast"})
+    # Behind the old merges, which apply first: their tokens are only joined further.
     model = {**model, "vocab": vocab, "merges": model["merges"] + more}
     write_json(folder / TOKENIZER_FILE, {**old.data, "model": model})
     extended = load_vocab(folder, old.eod_id, old.bos_id)

@@ -56,7 +56,10 @@ class Words:
     def words(self) -> pa.LargeBinaryArray:
         """Return the words as an Arrow array, without a copy."""
         array: Any = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+            # No validity buffer: no word is null.
+            pa.large_binary(),
+            len(self),
+            [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)],
         )
         return array
 

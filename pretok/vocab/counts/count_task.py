@@ -161,6 +161,7 @@ class _Counter:
         refused = {"rejected": len(batch.rejects), "refused bytes": batch.refused}
         texts, spans = batch.texts, batch.spans
         if (sample := Fraction(config.sample)) < 1:
+            # By the bytes of the text: copies are chosen together, and no choice depends on workers or order.
             hashes = hash_documents(*buffers(texts), config.seed + SAMPLE_SEED_STEP)
             chosen = pa.array(select(hashes, sample))
             texts, spans = texts.filter(chosen), None if spans is None else spans.filter(chosen)
@@ -182,6 +183,7 @@ class _Counter:
     def _keep(self, texts: pa.LargeStringArray) -> None:
         """Keep held-out texts, the first ones up to the bytes wanted, at least one."""
         fits = np.cumsum(np.diff(buffers(texts)[1])) <= self._task.keep_text - self._kept
+        # One text at least, or a source of long documents would have none to compare.
         fits[0] |= self._kept == 0
         self._texts.append(texts.filter(pa.array(fits)))
         self._kept += len(buffers(self._texts[-1])[0])

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +55,9 @@ def whole_file(plain: Path, tokenizer: Path, output: Path) -> float:
         ):  # whose __init__ import CUDA's packages
             package = sys.modules[name] = ModuleType(name)
             package.__path__ = [str(Path(checkout, *name.split(".")))]
-        import megatron.core.parallel_state  # first, as megatron.core would: others import it in a circle
+        import_module(
+            "megatron.core.parallel_state"
+        )  # first, as megatron.core would: others import it in a circle
     import awkward as ak
     import gigatoken
     import numpy as np

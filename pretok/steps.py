@@ -44,8 +44,10 @@ def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:
 
 
 def check_steps(recipe: Recipe) -> None:
-    """Raise UsageError for problems of later steps that can be seen at the start: in the tokenizer and, if the shards
-    are finished, in the mix."""
+    """Raise UsageError for problems of later steps that can be seen at the start.
+
+    They may lie in the tokenizer and, if the shards are finished, in the mix.
+    """
     if recipe.vocab.path is not None:
         with located(recipe, "vocab", "path"):
             load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)

@@ -43,15 +43,13 @@ from train.step import TrainState
 
 @dataclass(frozen=True, slots=True)
 class ValidationSource:
-    """The validation split of one source.
-
-    bytes_per_token: mean bytes of text per token. sizes: (vocabulary,) int64, the bytes of each token, if the bytes of
-    scored tokens are counted one by one; else None.
-    """
+    """The validation split of one source."""
 
     view: View
     bytes_per_token: float
+    """Mean bytes of text per token."""
     sizes: torch.Tensor | None = None
+    """(vocabulary,) int64, the bytes of each token, if the bytes of scored tokens are counted one by one; else None."""
 
 
 def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSource]:
@@ -116,6 +114,7 @@ def evaluate(
     sums: dict[str, list[float]] = {}
     try:
         for name, source in sources.items():
+            # float64: a sum over millions of tokens would lose digits in float32.
             total = torch.zeros(3, dtype=torch.float64, device=trainee.device)
             sizes = None if source.sizes is None else source.sizes.to(trainee.device)
             for batch in _batches(trainee, source.view):

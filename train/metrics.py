@@ -76,6 +76,7 @@ class Background:
         self._hurry, self._written = threading.Event(), threading.Condition()
         self._given = self._done = 0
         self._error: OSError | None = None
+        # A daemon: a disk that hangs must not keep a failed run from ending. `close` waits for it.
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -105,6 +106,7 @@ class Background:
         more = True
         while more:
             items = [self._queue.get()]
+            # After the first line, wait for more: one write for all of a second.
             self._hurry.wait(FLUSH_SECONDS)
             self._hurry.clear()
             items += [self._queue.get() for _ in range(self._queue.qsize())]
@@ -165,6 +167,7 @@ class Lines:
             self._full(f"warning: {self._path}: {error.strerror}: lines are dropped until there is space")
             self._full = lambda _text: None  # warn once
         else:
+            # Only after they are written: a failed try is repeated from the same place.
             self._end += len(stay)
 
     def _put(self, line: bytes) -> None:

@@ -57,7 +57,7 @@ class Stragglers:
     """Compares all ranks every EVERY steps; every rank must call its methods at the same steps."""
 
     def __init__(self, device: torch.device, first: int) -> None:
-        """first: steps that were done before this start."""
+        """Begin to measure. first: steps that were done before this start."""
         self._ranks = dist.get_world_size()
         self._device = device
         self._busy = 0.0  # seconds that the host spent queueing steps

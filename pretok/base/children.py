@@ -1,5 +1,6 @@
-"""The environment of a Python process that this one starts: the child finds the same `pretok` and `train`, installed or
-not, whatever its working directory.
+"""The environment of a Python process that this one starts.
+
+The child finds the same `pretok` and `train`, installed or not, whatever its working directory.
 """
 
 from __future__ import annotations
@@ -11,6 +12,6 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def child_environment() -> dict[str, str]:
-    """The variables of this process, with the folder of this code first in PYTHONPATH."""
+    """Return the variables of this process, with the folder of this code first in PYTHONPATH."""
     paths = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -41,7 +41,7 @@ class Table:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose first column is text and whose other columns are numbers."""
+    """Return a table whose first column is text and whose other columns are numbers."""
     return Table(title, columns, list(rows))
 
 
@@ -169,7 +169,7 @@ def _amount(counts: Mapping[str, int], unit: str) -> int:
 
 
 def _counted(counts: Mapping[str, int]) -> Iterator[str]:
-    """Each count but those of text. Their keys are plurals, except `rejected`."""
+    """Yield each count but those of text. Their keys are plurals, except `rejected`."""
     for key in dict.fromkeys([*ORDER, *counts]):
         if (number := counts.get(key, 0)) and key not in TEXT:
             yield f"{number:,} {key.removesuffix('s') if number == 1 else key}"

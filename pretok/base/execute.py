@@ -82,6 +82,7 @@ class Engine:
         self._workers: _Ray | Processes | None = None
 
     def __enter__(self) -> Engine:
+        # On one CPU the imports would only hold up the driver, which plans meanwhile.
         if self._module and not self._here and self.address is None and _cpus() > 1:
             self._processes().load(self._module)
         return self
@@ -91,21 +92,27 @@ class Engine:
 
     def close(self) -> None:
         """End the workers; a later `map` starts new ones."""
+        # What `map` froze may become garbage once it is over.
         gc.unfreeze()
         if self._workers is not None:
             self._workers.close()
             self._workers = None
 
     def choose(self, size: int) -> None:
-        """Decide where the next `map` works, for about `size` bytes of text: a small job is done in this process before
-        the workers would have started."""
+        """Decide where the next `map` works, for about `size` bytes of text.
+
+        A small job is done in this process before the workers would have started.
+        """
         if self.workers is None and self.address is None:
             alone = size / BYTES_PER_SECOND
+            # Alone, or shared by all CPUs after the time that it takes workers to start.
             self._here = alone <= START_SECONDS + alone / _cpus()
 
     def warm(self, tasks: int, function: Task[Item, object], item: Item) -> None:
-        """Run `function(item)` in the background in as many workers of this node as `tasks` need, to load what the
-        tasks use."""
+        """Run `function(item)` in the background in as many workers of this node as `tasks` need.
+
+        It loads what the tasks use.
+        """
         if not self._here and self.address is None:
             processes = self._processes()
             for _ in range(min(tasks, processes.workers)):
@@ -123,6 +130,7 @@ class Engine:
             return self._processes()
         if self._workers is None:
             self._workers = _Ray(self.workers, self.address)
+            # Ray has put its own signal handlers in their place.
             self.stop.install()
         return self._workers
 
@@ -163,6 +171,8 @@ class Engine:
                     heappop(waiting)
                     future = pool.submit(task, items[index], on_report)
                     running[future] = index
+                    # A queue gives the futures as they end; `concurrent.futures.wait` would visit all that
+                    # run, each time.
                     future.add_done_callback(done.put)
                 try:
                     future = done.get(timeout=pause)
@@ -177,12 +187,14 @@ class Engine:
                     raise
                 except Exception as error:  # the worker died
                     outcome = Outcome(lost(error))
+                # A node has another pretok or Python: a person must mend that, so no task is tried elsewhere.
                 if isinstance(outcome, str):
                     raise UsageError(outcome)
                 on_report(outcome.counts)
                 failure = outcome.result
                 if isinstance(failure, TaskError) and failure.again and failed[index] < len(storage.WAITS):
                     logger.warning("trying again: %s", failure.message)
+                    # The time puts it behind the items that were not tried yet, which have 0.
                     heappush(waiting, (time.monotonic() + storage.WAITS[failed[index]], index))
                     failed[index] += 1
                     continue
@@ -216,9 +228,12 @@ class _Here:
 
 
 class _Ray:
-    """A connection to a Ray cluster. Raises UsageError if it cannot be used, EngineLost when Ray has died on this node;
-    the death of a worker or of another node is the result of the tasks that ran there. The result of a task on a node
-    with another pretok or Python is a sentence that says so."""
+    """A connection to a Ray cluster.
+
+    Raises UsageError if it cannot be used, EngineLost when Ray has died on this node; the death of a worker or of
+    another node is the result of the tasks that ran there. The result of a task on a node with another pretok or Python
+    is a sentence that says so.
+    """
 
     def __init__(self, workers: int | None, address: str) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -280,8 +295,10 @@ class _Ray:
     def submit(self, task: Task[Any, Any], item: Any, _: Report) -> Future[Outcome[Any]]:
         """Start a task. The future raises what Ray raises for a worker or node that died."""
         try:
+            # That task never ends, so any other answer than a timeout says that Ray is gone here.
             with contextlib.suppress(self._ray.exceptions.GetTimeoutError):
                 self._ray.get(self._alive, timeout=0)
+            # Pickled here, so that the worker sets its variables before it imports the module of the task.
             reference = self._run.remote(pickle.dumps((task, item)))
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             what = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -300,8 +317,10 @@ class _Ray:
 
 
 def _knock(address: str) -> None:
-    """Raise for an address at which no Ray cluster answers to this user: `ray.init` takes minutes for some of them, and
-    does not say why."""
+    """Raise for an address at which no Ray cluster answers to this user.
+
+    `ray.init` takes minutes for some of them, and does not say why.
+    """
     from ray._private.services import canonicalize_bootstrap_address
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.exceptions import AuthenticationError
@@ -402,6 +421,7 @@ def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = RE
 
     def report(counts: Counts) -> None:
         nonlocal sent
+        # Added up between reports, so that a task with many small batches sends few messages.
         pending.update(counts)
         if send and time.monotonic() - sent >= every:
             send(dict(pending))
@@ -420,7 +440,10 @@ def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = RE
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this program. (`ru_maxrss` would count what the parent held when it forked, too.)"""
+    """Return the peak resident memory of this program.
+
+    `ru_maxrss` would count what the parent held when it forked, too.
+    """
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 

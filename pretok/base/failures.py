@@ -28,22 +28,26 @@ SHOWN = 20
 
 
 class LeftOut(Record, frozen=True):
-    """A damaged input of which no document counts. bytes: its size; reason: what is wrong with it."""
+    """A damaged input of which no document counts."""
 
     file: str
     bytes: Count
+    """Its size."""
     reason: str
+    """What is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskError:
-    """Why an item failed. message: one line, or the whole text of a PretokError; raises: what a job raises that cannot
-    continue without the item; again: whether another try may succeed."""
+    """Why an item failed."""
 
     message: str
+    """One line, or the whole text of a PretokError."""
     trace: str
     raises: type[PretokError]
+    """What a job raises that cannot continue without the item."""
     again: bool = False
+    """Whether another try may succeed."""
 
 
 Failures = list[tuple[str, TaskError]]
@@ -70,12 +74,12 @@ def task_error(error: BaseException) -> TaskError:
 
 
 def lost(error: BaseException) -> TaskError:
-    """The worker or the node of a task died, as `error` says."""
+    """Return the error of a task whose worker or node died, as `error` says."""
     return TaskError(_one_line(error), "", PartitionsFailed, again=True)
 
 
 def _describe(error: OSError) -> str:
-    """The path, the reason and what to do, in one line."""
+    """Return the path, the reason and what to do, in one line."""
     paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
     remedy = REMEDIES.get(error.errno or 0)
     where = " -> ".join(paths) or "a file"

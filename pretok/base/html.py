@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def page_environment() -> Environment:
-    """A Jinja environment that escapes every text and spells out its control characters."""
+    """Return a Jinja environment that escapes every text and spells out its control characters."""
     from jinja2 import Environment, StrictUndefined
 
     return Environment(

@@ -44,7 +44,7 @@ LOGS = "logs"
 
 
 def utc(seconds: float) -> str:
-    """Seconds since 1970 as ISO 8601 with milliseconds, UTC."""
+    """Return `seconds` since 1970 as ISO 8601 with milliseconds, UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
@@ -81,6 +81,7 @@ class JobLog:
         values = masked({**fields, **details, **fields})  # first and unchanged
         text = json.dumps(values, default=lambda value: masked(str(value)), skipkeys=True, ensure_ascii=False)
         line = text.encode(errors="replace") + b"\n"  # half a surrogate pair, of a file name, is not JSON
+        # Any thread may log: two lines must not mix, and only the first opens the file.
         with self._lock:
             if self._closed:
                 return
@@ -97,8 +98,10 @@ class JobLog:
                 )
 
     def end(self, code: int | None) -> None:
-        """Write the last line, with the exit code, None if unknown, and close the file; nothing if no line was
-        written."""
+        """Write the last line and close the file; nothing if no line was written.
+
+        code: the exit code, None if unknown.
+        """
         if self._file is not None:
             self.write("end", {"exit_code": code, "seconds": round(time.monotonic() - self._began, 3)})
         with self._lock:

@@ -87,6 +87,7 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
     KeyboardInterrupt in the main thread as soon as it continues.
     """
     path = (target.with_name(f".{target.name}{LOCK_FILE}") if beside else target / LOCK_FILE).absolute()
+    # A copy, as other threads may take and release locks meanwhile.
     for ours in list(_ours.values()):
         if ours and ours[:2] == (path, threading.get_ident()):
             yield ours[2]
@@ -135,12 +136,12 @@ def refuse_readers(folder: Path) -> None:
 
 
 def is_lock(path: Path) -> bool:
-    """Whether this module created a file."""
+    """Return whether this module created a file."""
     return path.name[0] == "." and (LOCK_FILE in path.name or path.name.startswith(READERS))
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """The holder of a folder, as far as this node can see; None without one, or if its job is gone."""
+    """Return the holder of a folder, as far as this node can see; None without one, or if its job is gone."""
     path = folder / LOCK_FILE
     with contextlib.suppress(OSError):
         holder = _parse(_read(path) or "")
@@ -167,6 +168,7 @@ def _locked(path: Path, target: Path, what: str) -> Iterator[threading.Event]:
                     return
                 os.utime(path)
 
+    # A daemon: it must not keep alive a process whose main thread has ended.
     thread = threading.Thread(target=beat, daemon=True, name="folder-lock")
     # Before the lock exists: to another thread it would look as if this process had given it back.
     _ours[holder.token] = None
@@ -198,8 +200,11 @@ def _locked(path: Path, target: Path, what: str) -> Iterator[threading.Event]:
 
 
 def _look(*_: object) -> None:
-    """Check all locks when this process continues after it was suspended (`scontrol suspend`, Ctrl-Z): another job may
-    have taken them. The thread that touches them would see it only after this process has written some files."""
+    """Check all locks when this process continues after it was suspended (`scontrol suspend`, Ctrl-Z).
+
+    Another job may have taken them. The thread that touches them would see it only after this process has written some
+    files.
+    """
     for token, ours in list(_ours.items()):
         if ours and not _is_of(token, ours[0]):
             ours[2].set()
@@ -258,7 +263,7 @@ def _create(path: Path, holder: Holder) -> bool:
 
 
 def _refuse_living(path: Path, text: str, target: Path, why: str) -> str:
-    """Why the holder of a lock with `text` is gone; FolderInUse if it is alive."""
+    """Return why the holder of a lock with `text` is gone. Raise FolderInUse if it is alive."""
     holder = _parse(text)
     if holder and (gone := _why_gone(holder)):
         return gone
@@ -280,7 +285,7 @@ def _refuse_living(path: Path, text: str, target: Path, why: str) -> str:
 
 
 def _parse(text: str) -> Holder | None:
-    """The holder, or None for a text that is not a lock's."""
+    """Return the holder, or None for a text that is not a lock's."""
     try:
         return read_record(Holder, json.loads(text), "a lock")
     except (ValueError, RecursionError, IntegrityError):
@@ -288,7 +293,7 @@ def _parse(text: str) -> Holder | None:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a lock; None if there is none."""
+    """Return the text of a lock; None if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -296,7 +301,7 @@ def _read(path: Path) -> str | None:
 
 
 def _is_of(token: str, path: Path) -> bool:
-    """Whether a lock is there and has this token."""
+    """Return whether a lock is there and has this token."""
     return token in (_read(path) or "")
 
 
@@ -320,7 +325,10 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process of this machine started, in ticks since boot; None if it is dead (or only not yet reaped)."""
+    """Return when a process of this machine started, in ticks since boot.
+
+    None if it is dead (or only not yet reaped).
+    """
     try:
         # The program's name, in parentheses, may hold any character: fields are counted after the last `)`.
         fields = (
@@ -332,12 +340,15 @@ def _started(pid: int) -> str | None:
 
 
 def _why_gone(holder: Holder) -> str:
-    """Why the holder is surely gone, or an empty string."""
+    """Return why the holder is surely gone, or an empty string."""
+    # Only where process ids mean the same does a missing process prove anything.
     if holder.machine == _machine():
         if holder.pid == os.getpid() and holder.token not in _ours:
             return "this process has released it"
+        # Ids are used again: a process that started at another time is another one.
         if _started(holder.pid) != holder.started:
             return "its process is dead"
+    # Slurm would say that the job runs, and it does: this is it, perhaps started again.
     if holder.job and holder.job == os.environ.get("SLURM_JOB_ID"):
         if holder.restarts < int(os.environ.get("SLURM_RESTART_COUNT", "0")):
             return "Slurm has requeued its job"
@@ -347,7 +358,7 @@ def _why_gone(holder: Holder) -> str:
 
 
 def _job_ended(job: str) -> bool:
-    """Whether Slurm says so; False if there is no Slurm to ask, or it does not answer."""
+    """Return whether Slurm says that a job has ended; False if there is no Slurm to ask, or it does not answer."""
     try:
         command = ["squeue", "--noheader", "--jobs", job]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -11,25 +11,29 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """Bytes of this process in memory now."""
+    """Return the bytes of this process in memory now."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
 def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes free on this machine, or fewer if a control group has a lower limit. The page cache counts as free.
+    """Return the bytes free on this machine, or fewer if a control group has a lower limit.
+
+    The page cache counts as free.
 
     See proc(5), and the kernel's documentation of cgroup-v2.
     """
     line = (proc / "meminfo").read_text(encoding="ascii").partition("MemAvailable:")[2]
     group = (proc / "self" / "cgroup").read_text(encoding="utf-8").partition("0::/")[2].partition("\n")[0]
+    # A limit of any group above holds, too.
     inside = [Path(group), *Path(group).parents]
     return min([int(line.split()[0]) * 1024, *(left for at in inside for left in _left(groups / at))])
 
 
 def _left(group: Path) -> Iterator[int]:
-    """Bytes left in a control group, if it has a limit."""
+    """Yield the bytes left in a control group, if it has a limit."""
     try:
         most, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        # The kernel counts cached pages of files as used, but gives them up before it refuses memory.
         cached = (group / "memory.stat").read_text().partition("\ninactive_file ")[2]
     except OSError:  # not mounted here, or without this controller
         return

@@ -58,6 +58,8 @@ def run_partitions(
         text += f", {done} of them done by an earlier run, which left {kept}"
     (step.console.notice if kept else step.console.detail)(text)
     step.engine.choose(sum(task.partition.estimate for task in todo))
+    # The largest first, so that none is alone at the end while the other workers idle; equal ones by name, so
+    # that each run takes the same order.
     ordered = sorted(todo, key=lambda task: (-task.partition.estimate, task.partition.name))
     with contextlib.closing(
         step.map(

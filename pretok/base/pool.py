@@ -112,7 +112,7 @@ class Processes:
         return self._threads.submit(self._ask, module, pickle.dumps((self._run, task, item)), on_report)
 
     def _ask(self, module: str, job: bytes, on_report: Send) -> Outcome[Any]:
-        """The outcome of a job; runs in a thread, which has a worker forked for its first job."""
+        """Return the outcome of a job; runs in a thread, which has a worker forked for its first job."""
         worker: Connection | None = getattr(self._own, "worker", None)
         if worker is None:
             ours, theirs = socket.socketpair()
@@ -131,8 +131,10 @@ class Processes:
                 on_report(answer)
             return answer
         except (EOFError, OSError):
+            # The next job of this thread has a new worker forked.
             self._own.worker = None
             died = f"its worker process on {os.uname().nodename} died, killed or out of memory"
+            # Only this task is lost, and the engine tries it again: no EngineLost, which ends the job.
             raise EOFError(f"{died}; fewer --workers leave each more") from None
 
     def close(self) -> None:
@@ -168,6 +170,7 @@ def nurse(driver: int) -> None:
             loaded.add(name)
             if not fds:
                 continue
+            # Before the freeze, which would keep garbage for ever.
             gc.collect()
             gc.freeze()  # a worker's search for garbage would copy every page that it shares
             me = os.getpid()
@@ -196,6 +199,7 @@ def serve(driver: Connection, nursery: int) -> None:
             job = driver.recv_bytes()
             try:
                 run, task, item = pickle.loads(job)
+                # Pickled before anything is sent: half a pickle in the socket could not be taken back.
                 answer = pickle.dumps(run(task, item, driver.send))
             except BaseException as error:  # of the import of its module, or of a result that no pickle holds
                 answer = pickle.dumps(Outcome(task_error(error)))

@@ -23,6 +23,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A whole number, 0 or more, of at most 63 bits."""
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A whole number of 64 bits with a sign."""
+# All patterns end with \Z: a $ would let a line feed at the end pass.
 _PART = r"(?!\.\.?(?:/|\Z))[^/\0]+"
 _PATTERNS = {
     "a path inside the folder": rf"\A{_PART}(?:/{_PART})*\Z",
@@ -54,7 +55,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_record(kind: type[T], value: Any, where: Path | str) -> T:
-    """`value` as a `kind`. Raises IntegrityError with the file `where` and what is wrong."""
+    """Return `value` as a `kind`. Raises IntegrityError with the file `where` and what is wrong."""
     try:
         record: T = msgspec.convert(value, kind)
         return record
@@ -71,7 +72,7 @@ def check_version(found: object, version: int, where: Path | str, remedy: str) -
 
 
 def to_json(value: Any) -> Any:
-    """Records, or dicts and lists of them, as JSON values, fields in their order."""
+    """Convert records, or dicts and lists of them, to JSON values, with fields in their order."""
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain))
 
 
@@ -84,14 +85,14 @@ def _plain(value: Any) -> Any:
 
 
 def replace(record: T, **changes: Any) -> T:
-    """A copy of a record or dataclass with changed fields, as `copy.replace` of Python 3.13."""
+    """Return a copy of a record or dataclass with changed fields, as `copy.replace` of Python 3.13."""
     change: Any = msgspec.structs.replace if isinstance(record, msgspec.Struct) else dataclasses.replace
     changed: T = change(record, **changes)
     return changed
 
 
 def _describe(error: msgspec.ValidationError) -> str:
-    """`shards[0].tokens: Expected `int`, got `str``."""
+    """Describe a mistake with its place: `shards[0].tokens: Expected `int`, got `str``."""
     problem, _, path = str(error).partition(" - at `$")
     for kind, pattern in _PATTERNS.items():
         problem = problem.replace(f"Expected `str` matching regex {pattern!r}", f"not {kind}")

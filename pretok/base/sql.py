@@ -28,7 +28,7 @@ ENDED = ("failed to offload", "could not allocate", "failed to pin")
 
 @contextmanager
 def database(folder: Path, workers: int, most: int, memory: int = 1 << 62) -> Iterator[Any]:
-    """An empty database in memory, on one core, for one of `workers` that share the machine.
+    """Open an empty database in memory, on one core, for one of `workers` that share the machine.
 
     folder: new, for at most `most` bytes that do not fit memory; removed at the end. memory: bytes of memory that it
     may take. Raises what `errors` raises.
@@ -41,7 +41,9 @@ def database(folder: Path, workers: int, most: int, memory: int = 1 << 62) -> It
         "memory_limit": f"{min(memory, max(LEAST_MEMORY, free_memory() // workers // SHARE))}B",
         "temp_directory": str(folder),
         "preserve_insertion_order": False,
+        # It would download them, and pretok opens no connection.
         "autoinstall_known_extensions": False,
+        # large_string, as everywhere here: 32-bit offsets end at 2 GiB of text.
         "arrow_large_buffer_size": True,
     }
     try:
@@ -55,8 +57,11 @@ def database(folder: Path, workers: int, most: int, memory: int = 1 << 62) -> It
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn DuckDB's errors into ours: a lack of memory into MemoryError, an error of a file, of which DuckDB keeps only
-    the words, into an OSError or IntegrityError, an interrupt into KeyboardInterrupt."""
+    """Turn DuckDB's errors into ours.
+
+    A lack of memory becomes a MemoryError, an error of a file, of which DuckDB keeps only the words, an OSError or
+    IntegrityError, an interrupt a KeyboardInterrupt.
+    """
     import duckdb
 
     try:
@@ -79,21 +84,21 @@ def errors() -> Iterator[None]:
 
 
 def duckdb_message(error: Exception) -> str:
-    """DuckDB's message about a query, without its name of the error."""
+    """Return DuckDB's message about a query, without its name of the error."""
     return re.sub(r"^[A-Z][A-Za-z ]* Error: ", "", str(error))
 
 
 def parquet(paths: Iterable[Path], options: str = "") -> str:
-    """The SQL that reads Parquet files; a folder called `lang=it` does not become a column."""
+    """Return the SQL that reads Parquet files; a folder called `lang=it` does not become a column."""
     return f"read_parquet({path_list(paths)}, hive_partitioning = false{options and f', {options}'})"
 
 
 def path_list(paths: Iterable[Path]) -> str:
-    """Paths for DuckDB, with `*`, `?` and `[` taken literally."""
+    """Quote paths for DuckDB, with `*`, `?` and `[` taken literally."""
     texts = [re.sub(r"([*?\[])", r"[\1]", str(path)) for path in paths]
     return f"[{', '.join(map(quoted, texts))}]"
 
 
 def quoted(text: str) -> str:
-    """A text as an SQL literal."""
+    """Quote a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"

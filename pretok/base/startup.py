@@ -24,8 +24,11 @@ they end the process by an abort or a wrong access. No command used more than 2.
 
 
 def refuse_to_start(arguments: Iterable[str]) -> None:
-    """Raise UsageError if the limits of the process leave no room for our libraries, standard output is closed, the
-    current folder was deleted, or arguments are not UTF-8."""
+    """Raise UsageError if nothing can work in this process.
+
+    The limits of the process leave no room for our libraries, standard output is closed, the current folder was
+    deleted, or arguments are not UTF-8.
+    """
     needed = ADDRESSES + ADDRESSES_PER_CPU * len(os.sched_getaffinity(0))
     for option, name in (("v", resource.RLIMIT_AS), ("d", resource.RLIMIT_DATA)):
         limit = resource.getrlimit(name)[0]
@@ -64,6 +67,7 @@ def without_pandas() -> None:
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
+        # With the first array Arrow looks for pandas, and remembers the answer.
         pa.array([])
     finally:
         sys.meta_path.remove(finder)

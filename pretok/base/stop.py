@@ -60,6 +60,7 @@ class StopFlag:
             return
         for number in SIGNALS:
             previous = signal.signal(number, self._on_signal)
+            # Only the first handlers are to be restored: a second `install` finds those of Ray.
             self._previous.setdefault(number, previous)
 
     def __exit__(self, *exc: object) -> None:
@@ -75,8 +76,10 @@ class StopFlag:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Inside this context a signal raises Stopped at any point, even while a file system does not answer: for work
-        that leaves nothing half done, such as listing inputs."""
+        """Let a signal raise Stopped at any point inside this context, even while a file system does not answer.
+
+        Only for work that leaves nothing half done, such as listing inputs.
+        """
         self._raising = True
         try:
             self.check()
@@ -94,6 +97,7 @@ class StopFlag:
         """Why to stop now, or None to continue. Costs one clock read."""
         if self._signal is not None:
             return f"received {self._signal}"
+        # The wall clock, which may be set: Slurm gives the end of the job by it.
         if self._end is not None and time.time() > self._end - self.margin:
             return f"the job ends in {max(0, round(self._end - time.time()))} s (margin {self.margin:.0f} s)"
         return None

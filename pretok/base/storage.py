@@ -60,7 +60,7 @@ REMEDIES = {
 
 
 def output_error(error: OSError, path: Path | None = None) -> OutputError:
-    """The error for a file that cannot be written: `path`, or the file that `error` names."""
+    """Return the error for a file that cannot be written: `path`, or the file that `error` names."""
     where = path or error.filename or "the output"
     remedy = REMEDIES.get(error.errno or 0, "fix that or choose another folder")
     kind = NoSpace if error.errno in FULL else OutputError
@@ -68,7 +68,7 @@ def output_error(error: OSError, path: Path | None = None) -> OutputError:
 
 
 def name_path(error: OSError, path: Path | str) -> OSError:
-    """`error`, with `path` as its file if it had none."""
+    """Give `error` the file `path` if it names none, and return it."""
     if error.filename is None:
         error.filename = os.fspath(path)
     return error
@@ -81,7 +81,7 @@ class Tries:
         self._waits = iter(WAITS)
 
     def again(self, error: BaseException | None) -> bool:
-        """Whether to try again: `error` may pass, and retries are left. Waits before it returns True."""
+        """Return whether to try again: `error` may pass, and retries are left. Waits before it returns True."""
         if not passes(error) or (wait := next(self._waits, None)) is None:
             return False
         logger.warning("trying again in %g s: %s", wait, error)
@@ -90,12 +90,12 @@ class Tries:
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether the error of a file or a connection may be gone at the next try."""
+    """Return whether the error of a file or a connection may be gone at the next try."""
     return isinstance(error, OSError) and error.errno in PASSING
 
 
 def tried(work: Callable[[], Result]) -> Result:
-    """The result of `work`, retried after an OSError that may pass."""
+    """Do `work` and return its result, retrying after an OSError that may pass."""
     tries = Tries()
     while True:
         try:
@@ -152,8 +152,10 @@ def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[N
 
 
 class NewFile:
-    """A file that is being written. It has a temporary name next to `path` until `seal`, and is deleted if its context
-    ends before. `size` and `checksum` are those of the bytes given to `write`. Arrow can write to it as to a file.
+    """A file that is being written.
+
+    It has a temporary name next to `path` until `seal`, and is deleted if its context ends before. `size` and
+    `checksum` are those of the bytes given to `write`. Arrow can write to it as to a file.
 
     The temporary name has the host and the process id, so two attempts at one file never share it. Raises OutputError
     that names `path` if it cannot be written or the disk is full.
@@ -206,7 +208,7 @@ class NewFile:
     close = flush
 
     def tell(self) -> int:
-        """Number of bytes so far."""
+        """Return the number of bytes so far."""
         return self.size
 
     def seal(self) -> None:
@@ -234,7 +236,7 @@ class NewFile:
 
 @contextmanager
 def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """The file of a `NewFile`, sealed at the end. After an exception `path` is unchanged."""
+    """Open a `NewFile`, which is sealed at the end. After an exception `path` is unchanged."""
     with NewFile(path, mode) as new:
         with writing(path, FULL):
             yield new.file
@@ -263,12 +265,16 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Delete the unfinished files that killed tasks left next to a file or below a folder. This job must hold its lock,
-    and none of its tasks may write to it. A folder inside that has the lock of another job next to it is left alone."""
+    """Delete the unfinished files that killed tasks left next to a file or below a folder.
+
+    This job must hold its lock, and none of its tasks may write to it. A folder inside that has the lock of another job
+    next to it is left alone.
+    """
     if not target.is_dir():
         left = target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY_SUFFIX}")
     else:
         left = target.rglob(f".*{TEMPORARY_SUFFIX}")
+    # `.NAME.lock` beside NAME: its holder may be writing an unfinished file in NAME just now.
     others = {target / lock.name[1:].removesuffix(LOCK_FILE) for lock in target.glob(f".?*{LOCK_FILE}")}
     for path in left:
         if others.isdisjoint(path.parents) and not path.is_dir():  # `train` removes folders of checkpoints
@@ -276,14 +282,14 @@ def remove_leftovers(target: Path) -> None:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The canonical form of a JSON value, for fingerprints: sorted keys, no spaces, UTF-8."""
+    """Return the canonical form of a JSON value, for fingerprints: sorted keys, no spaces, UTF-8."""
     return json.dumps(
         value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
     ).encode()
 
 
 def digest(data: bytes) -> str:
-    """128-bit BLAKE2b of `data`, as 32 hexadecimal digits."""
+    """Return the 128-bit BLAKE2b of `data`, as 32 hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -301,8 +307,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises IntegrityError that names the file if it cannot be read or is not JSON as we write it,
-    without NaN, numbers of thousands of digits, endless nesting and lone surrogates."""
+    """Read a JSON file.
+
+    Raises IntegrityError that names the file if it cannot be read or is not JSON as we write it, without NaN, numbers
+    of thousands of digits, endless nesting and lone surrogates.
+    """
     with reading(path):
         try:
             data = path.read_bytes()
@@ -312,7 +321,7 @@ def read_json(path: Path) -> Any:
 
 
 def _decoded(data: bytes, where: str) -> Any:
-    """A JSON value. Raises IntegrityError with `where`, its place."""
+    """Decode a JSON value. Raises IntegrityError with `where`, its place."""
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
@@ -320,7 +329,8 @@ def _decoded(data: bytes, where: str) -> Any:
 
 
 def hash_file(path: Path, hasher: Any, block: int = 1 << 22) -> str:
-    """The hexadecimal digest of a whole file, read in blocks of `block` bytes."""
+    """Return the hexadecimal digest of a whole file, read in blocks of `block` bytes."""
+    # Unbuffered: the blocks are large, and a buffer would only copy them.
     with path.open("rb", buffering=0) as file:
         while data := file.read(block):
             hasher.update(data)
@@ -328,7 +338,7 @@ def hash_file(path: Path, hasher: Any, block: int = 1 << 22) -> str:
 
 
 def checksum(path: Path) -> str:
-    """XXH3-128 of a whole file as 'xxh3:' and 32 hexadecimal digits."""
+    """Return the XXH3-128 of a whole file as 'xxh3:' and 32 hexadecimal digits."""
     import xxhash  # not needed by the readers that only stream
 
     return f"xxh3:{hash_file(path, xxhash.xxh3_128())}"
@@ -343,21 +353,21 @@ def compare_checksum(path: Path, sealed: str, actual_of: Callable[[Path], str] =
 
 
 def damaged(path: Path) -> IntegrityError:
-    """The error for a file whose checksum is not the sealed one."""
+    """Return the error for a file whose checksum is not the sealed one."""
     return IntegrityError(
         f"{path} is damaged: its checksum is not the one it was sealed with; run pretok verify"
     )
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a finished JSON Lines file of ours. Raises IntegrityError that names the line."""
+    """Yield the objects of a finished JSON Lines file of ours. Raises IntegrityError that names the line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             yield parse_line(line, f"{path}, line {number}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file that is still being written, such as a log; none if it does not exist.
+    """Return the objects of a JSON Lines file that is still being written, such as a log; none if it is missing.
 
     A last line without an end, from a writer at work or killed, is left out. Raises IntegrityError that names the line.
     """
@@ -372,7 +382,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_line(line: bytes, where: str) -> dict[str, Any]:
-    """The object in a line of JSON Lines. Raises IntegrityError with `where`, the place of the line."""
+    """Parse the object in a line of JSON Lines. Raises IntegrityError with `where`, the place of the line."""
     value = _decoded(line, where)
     if not isinstance(value, dict):
         raise IntegrityError(f"{where} is not a JSON object; it was damaged or edited")

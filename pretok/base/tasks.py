@@ -56,10 +56,13 @@ class Step:
         began, busy, peak = time.monotonic(), 0.0, 0
         nodes: Counter[str] = Counter()
         try:
+            # Closed as soon as this generator is, so that the workers end then and not when garbage is
+            # collected.
             with contextlib.closing(self.engine.map(function, items, self.progress)) as outcomes:
                 for outcome in outcomes:
                     item, result = items[outcome.index], outcome.result
                     busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
+                    # Before the yield: the consumer may stop there, and the task is done all the same.
                     self._log(outcome, what, name(item))
                     if not isinstance(result, TaskError):
                         done, nodes[outcome.node] = done + 1, nodes[outcome.node] + 1
@@ -78,6 +81,7 @@ class Step:
                 # Below 0 if workers came after the start: nodes that joined the Ray cluster late.
                 idle = max(0.0, 1 - busy / (workers * (time.monotonic() - began)))
                 self._log_workers(what, workers, nodes, idle, peak)
+        # Only now, when no task of the step writes there any more.
         if folder is not None:
             remove_leftovers(folder)
         if failures is None:
@@ -109,6 +113,6 @@ class Step:
 
 @contextlib.contextmanager
 def open_step(title: str, engine: Engine, console: Console) -> Iterator[Step]:
-    """A step that is shown under its title while the context is open."""
+    """Show a step under its title while the context is open."""
     with console.progress(title) as progress:
         yield Step(engine, console, progress)

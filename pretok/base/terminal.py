@@ -54,14 +54,14 @@ class _Console(RichConsole):
             self.width = UNBOUNDED
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        """Every text that a command shows goes through here. On standard error, secrets in URLs are masked."""
+        """Print a text that a command shows. On standard error, secrets in URLs are masked."""
         shown = [
             visible(masked(one) if self.stderr else one) if isinstance(one, str) else one for one in objects
         ]
         super().print(*shown, **settings)
 
     def on_broken_pipe(self) -> None:
-        """Rich would exit with code 1, the code of a bug; the handler of all errors handles it."""
+        """Raise BrokenPipeError for the handler of all errors; Rich would exit with code 1, the code of a bug."""
         raise  # the BrokenPipeError
 
 
@@ -170,8 +170,11 @@ class ConsoleWarnings(logging.Handler):
         self._console = console
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Show a record. A signal that raises here frees the lock; in logging of Python 3.11 one that comes between
-        `acquire` and `try` leaves it taken, and other threads wait for it for ever."""
+        """Show a record.
+
+        A signal that raises here frees the lock; in logging of Python 3.11 one that comes between `acquire` and `try`
+        leaves it taken, and other threads wait for it for ever.
+        """
         with self.lock or nullcontext():
             self.emit(record)
         return True
@@ -184,9 +187,11 @@ class ConsoleWarnings(logging.Handler):
 
 
 def _print(shown: Table | str, where: RichConsole) -> None:
-    """Print a table or a text. No number, name or head is cut or folded: a table that is wider than a terminal is
-    turned on its side, and if that is too wide as well, each row becomes lines. In a file or a pipe it is as wide as it
-    must be."""
+    """Print a table or a text.
+
+    No number, name or head is cut or folded: a table that is wider than a terminal is turned on its side, and if that
+    is too wide as well, each row becomes lines. In a file or a pipe it is as wide as it must be.
+    """
     if isinstance(shown, str):
         where.print(shown)
         return

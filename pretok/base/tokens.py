@@ -28,14 +28,15 @@ DTYPE_CODES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:
-    """uint16 for at most 65,536 entries (ids 0 to 65,535), else int32; both little-endian."""
+    """Return uint16 for at most 65,536 entries (ids 0 to 65,535), else int32; both little-endian."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<i4")
 
 
 def removed_documents(tokens: Tokens, offsets: npt.NDArray[np.int64], eod_id: int) -> npt.NDArray[np.bool_]:
-    """Which documents were removed, shape (documents,): those that have several tokens, the first of them EOD.
+    """Return which documents were removed, shape (documents,): those that have several tokens, the first of them EOD.
 
-    offsets: (documents + 1,), where each document begins in `tokens`, and the end of the last one."""
+    offsets: (documents + 1,), where each document begins in `tokens`, and the end of the last one.
+    """
     starts, lengths = offsets[:-1], np.diff(offsets)
     removed = lengths > 1
     removed[removed] = tokens[starts[removed]] == eod_id
@@ -43,9 +44,11 @@ def removed_documents(tokens: Tokens, offsets: npt.NDArray[np.int64], eod_id: in
 
 
 def document_starts(tokens: npt.NDArray[Any], eod_id: int) -> npt.NDArray[np.bool_]:
-    """Which tokens of sequences, shape (..., L), begin a document: the first of each sequence, and every token after an
-    EOD that is not EOD itself. An EOD after an EOD is padding: it is never a target and belongs to the preceding
-    document."""
+    """Return which tokens of sequences, shape (..., L), begin a document.
+
+    These are the first of each sequence, and every token after an EOD that is not EOD itself. An EOD after an EOD is
+    padding: it is never a target and belongs to the preceding document.
+    """
     ends = tokens == eod_id
     starts = np.zeros(tokens.shape, np.bool_)
     starts[..., :1] = True

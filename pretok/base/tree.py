@@ -60,7 +60,7 @@ class Tree:
         return self._nodes + ([node_hash(self._rest)] if self._rest else [])
 
     def hexdigest(self) -> str:
-        """The root of all bytes so far."""
+        """Return the root of all bytes so far."""
         return fold(self.nodes).hex()
 
 
@@ -91,24 +91,24 @@ def write_rooted(path: Path, data: bytes) -> str:
 
 
 def entry_hash(data: bytes) -> bytes:
-    """The leaf, in the tree over many files, of the description of one."""
+    """Return the leaf, in the tree over many files, of the description of one."""
     return sha256(b"\x02" + data).digest()
 
 
 def leaf_hash(data: bytes | bytearray | memoryview) -> bytes:
-    """The hash of one leaf."""
+    """Return the hash of one leaf."""
     leaf = _LEAF.copy()  # a tenth faster than to put the prefix in front
     leaf.update(data)
     return leaf.digest()
 
 
 def inner_hash(left: bytes, right: bytes) -> bytes:
-    """The hash over two parts."""
+    """Return the hash over two parts."""
     return sha256(_INNER + left + right).digest()
 
 
 def fold(hashes: Sequence[bytes]) -> bytes:
-    """The hash over parts, each of the same power of two of leaves; the last part may have fewer."""
+    """Return the hash over parts, each of the same power of two of leaves; the last part may have fewer."""
     if not hashes:
         return sha256().digest()
     level = list(hashes)
@@ -125,12 +125,12 @@ def _leaf_hashes(data: bytes | bytearray) -> list[bytes]:
 
 
 def node_hash(data: bytes | bytearray) -> bytes:
-    """The hash over the leaves of a MiB."""
+    """Return the hash over the leaves of a MiB."""
     return fold(_leaf_hashes(data))
 
 
 def root_of(path: Path) -> str:
-    """The root of a file, all of which is read."""
+    """Return the root of a file, all of which is read."""
     return hash_file(path, Tree())
 
 
@@ -140,7 +140,7 @@ def compare_root(path: Path, sealed: str) -> None:
 
 
 def nodes_path(path: Path) -> Path:
-    """The path of the nodes of a file."""
+    """Return the path of the nodes of a file."""
     return path.with_suffix(NODES_SUFFIX)
 
 
@@ -150,8 +150,10 @@ def write_nodes(path: Path, nodes: Sequence[bytes]) -> None:
 
 
 def prove_nodes(path: Path, size: int, root: str) -> list[bytes]:
-    """The nodes of the file `path` of `size` bytes, which is not read. Raises IntegrityError if they are missing,
-    belong to a file of another size, or do not give `root`."""
+    """Return the nodes of the file `path` of `size` bytes, which is not read.
+
+    Raises IntegrityError if they are missing, belong to a file of another size, or do not give `root`.
+    """
     beside = nodes_path(path)
     with reading(beside):
         data = beside.read_bytes()
@@ -166,7 +168,7 @@ def prove_nodes(path: Path, size: int, root: str) -> list[bytes]:
 
 
 def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
-    """The numbers of those MiBs of a file whose hash is not their node. Reads the whole file."""
+    """Yield the numbers of those MiBs of a file whose hash is not their node. Reads the whole file."""
     with path.open("rb", buffering=0) as file:
         for number, node in enumerate(nodes):
             if node_hash(file.read(NODE)) != node:
@@ -174,8 +176,9 @@ def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
 
 
 def prove(wanted: Sequence[int], leaves: int, hash_of: Callable[[int, int], bytes]) -> list[bytes]:
-    """The proof that leads from some leaves to the root: the hashes of the largest parts of the tree that have none of
-    them, in the order of the file.
+    """Return the proof that leads from some leaves to the root.
+
+    It is the hashes of the largest parts of the tree that have none of these leaves, in the order of the file.
 
     wanted: numbers of the leaves, rising; leaves: how many the tree has; hash_of: gives the hash over a part of the
     tree, the leaves `first` to `end - 1`.
@@ -186,12 +189,14 @@ def prove(wanted: Sequence[int], leaves: int, hash_of: Callable[[int, int], byte
         proof.append(hash_of(first, end))
         return b""
 
+    # The walk of `proven_root`, so the hashes come in the order in which it takes them. What is computed here
+    # from empty leaves is dropped.
     _hash_over(0, leaves, wanted, add, lambda _: b"")
     return proof
 
 
 def proven_root(wanted: Mapping[int, bytes], leaves: int, hashes: Iterator[bytes]) -> bytes:
-    """The root of a tree of `leaves` leaves, from the hashes of some, by their numbers, and a proof.
+    """Return the root of a tree of `leaves` leaves, from the hashes of some, by their numbers, and a proof.
 
     Takes from `hashes` as many as it needs; StopIteration if there are too few.
     """
@@ -205,7 +210,7 @@ def _hash_over(
     part: Callable[[int, int], bytes],
     leaf: Callable[[int], bytes],
 ) -> bytes:
-    """The hash over the leaves `first` to `end - 1`, from the `wanted` leaves and the largest subtrees without one."""
+    """Return the hash over leaves `first` to `end - 1`, from `wanted` leaves and the largest subtrees without one."""
     if not end:
         return fold([])
     # None of the wanted leaves is in here: the whole part is one hash.
@@ -221,7 +226,7 @@ def _hash_over(
 def prove_file(
     path: Path, nodes: Sequence[bytes], size: int, wanted: Sequence[int]
 ) -> tuple[bytes, list[bytes]]:
-    """(the bytes of the leaves `wanted` of a file, joined; their proof). wanted: rising.
+    """Return (the bytes of the leaves `wanted` of a file, joined; their proof). wanted: rising.
 
     Reads the MiBs that hold these leaves. Raises IntegrityError if the hash of one is not its node.
     """

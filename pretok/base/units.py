@@ -18,7 +18,7 @@ _COUNT = re.compile(
 
 
 def listed(items: Sequence[str], most: int, between: str = ", ", *, count: int | None = None) -> str:
-    """The first `most` items, and how many more there are: `a, b and 3 more`, or one per line.
+    """List the first `most` items, and how many more there are: `a, b and 3 more`, or one per line.
 
     count: the number of items, if `items` does not have all of them.
     """
@@ -29,9 +29,10 @@ def listed(items: Sequence[str], most: int, between: str = ", ", *, count: int |
 
 
 def parse_count(value: Any) -> Any:
-    """`300B` -> 300_000_000_000, exactly; suffixes K M B G T (powers of 1000) and KiB MiB GiB TiB, or `1e6`.
+    """Parse a whole number exactly: `300B` -> 300_000_000_000.
 
-    Values that are not strings are returned unchanged. Raises ValueError for a string that is not a whole number.
+    Suffixes are K M B G T (powers of 1000) and KiB MiB GiB TiB; `1e6` is read too. Values that are not strings are
+    returned unchanged. Raises ValueError for a string that is not a whole number.
     """
     if not isinstance(value, str):
         return value
@@ -46,7 +47,7 @@ def parse_count(value: Any) -> Any:
 
 
 def parse_length(value: Any) -> Any:
-    """A length in tokens, as `parse_count` reads it, except that `4k` is refused: it usually means 4,096."""
+    """Parse a length in tokens, as `parse_count` does, except that `4k` is refused: it usually means 4,096."""
     count = parse_count(value)
     if isinstance(value, str) and value.rstrip().endswith(("k", "K")):
         raise ValueError(f"{value} is {count:,}; write {count * 128 // 125} or {value.rstrip()[:-1]}KiB")
@@ -54,7 +55,7 @@ def parse_length(value: Any) -> Any:
 
 
 def parse_share(value: Any) -> Fraction:
-    """`0.05`, `1/20`, `5e-2` or a number -> the exact fraction, 0 or more. Raises ValueError.
+    """Parse `0.05`, `1/20`, `5e-2` or a number to the exact fraction, 0 or more. Raises ValueError.
 
     An exact fraction has every digit, so their number is limited: 1e-99999999 would take minutes and gigabytes.
     """
@@ -82,7 +83,7 @@ def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
 
 
 def human(count: float) -> str:
-    """1234567 -> '1.23 M': three significant digits and a decimal suffix."""
+    """Format a count with three significant digits and a decimal suffix: 1234567 -> '1.23 M'."""
     for suffix, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(count) >= 0.9995 * factor:  # 999,999 is 1 M, not "1e+03 k"
             return f"{count / factor:{'.3g' if abs(count) < 999.5 * factor else '.0f'}} {suffix}"
@@ -90,18 +91,18 @@ def human(count: float) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """2980000000 -> '2.98 GB'."""
+    """Format a number of bytes: 2980000000 -> '2.98 GB'."""
     text = human(count).replace(" B", " G")
     return f"{text}B" if " " in text else f"{text} B"
 
 
 def plural(number: int, noun: str) -> str:
-    """1 -> '1 input', 2000 -> '2,000 inputs'."""
+    """Format a number with its noun: 1 -> '1 input', 2000 -> '2,000 inputs'."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: '45 s', '4 min', '1 h 20 min', '2 d 3 h'."""
+    """Format seconds in two units at most: '45 s', '4 min', '1 h 20 min', '2 d 3 h'."""
     if round(seconds) < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -119,6 +120,6 @@ def unit_name(source: str, append: int) -> str:
 
 
 def unit_words(unit: str) -> str:
-    """The same in words."""
+    """Return the unit in words."""
     source, _, append = unit.partition(".")
     return f"{source}, append {append}" if append else source

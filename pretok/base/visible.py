@@ -15,8 +15,10 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udf
 
 
 def visible(text: str, keep: str = "\n\t") -> str:
-    """A text with its control characters spelled out, except those in `keep`. A value inside a line keeps none, so that
-    it cannot begin a new line."""
+    """Spell out the control characters of a text, except those in `keep`.
+
+    A value inside a line keeps none, so that it cannot begin a new line.
+    """
     return _CONTROLS.sub(lambda found: found[0] if found[0] in keep else _spelled(found[0]), text)
 
 
@@ -26,7 +28,7 @@ def _spelled(character: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """JSON of the same value without raw control characters: `json.dumps` escapes only those of ASCII."""
+    """Return JSON of the same value without raw control characters: `json.dumps` escapes only those of ASCII."""
     return _CONTROLS.sub(lambda found: found[0] if found[0] in "\n\t" else f"\\u{ord(found[0]):04x}", text)
 
 
@@ -35,7 +37,7 @@ _QUERY = re.compile(r"""(?<=\w)(:/{1,2}[^\s?]*)\?\S*?(?=[]'")},.;:]*(?:\s|$))"""
 
 
 def masked(value: Any) -> Any:
-    """A text with `***` in place of the user, password and query of every URL; in lists and dicts, all texts."""
+    """Put `***` in place of the user, password and query of every URL of a text; in lists and dicts, of all texts."""
     match value:
         case str() if ":/" in value:
             return _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", value))

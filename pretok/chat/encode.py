@@ -28,13 +28,14 @@ from pretok.tokenizer.reference import Unencodable
 def encode_spans(
     encoder: Encoder, texts: pa.LargeStringArray, column: pa.LargeListArray
 ) -> tuple[Tokens, npt.NDArray[np.int32], Bytes]:
-    """(ids of all documents in a row, tokens per document, (tokens,) uint8 the kind of each token).
+    """Encode as (ids of all documents in a row, tokens per document, (tokens,) uint8 the kind of each token).
 
     Raises Unencodable with the documents of the batch that cannot be encoded.
     """
     packed, offsets = spans_of(column)
     documents = np.arange(len(texts))
     spans = np.stack([*unpack(packed), np.repeat(documents, np.diff(offsets))])
+    # Empty spans are dropped: no token could belong to one.
     spans = _surrounded(spans.compress(spans[0] > 0, axis=1), documents, encoder)
     sizes, _, markers, document = spans
     # A unit is a marker, or all text between two; each document ends with a marker. `firsts`: the first span of each
@@ -49,12 +50,14 @@ def encode_spans(
         raise Unencodable(np.unique(whose[error.documents]).tolist(), error.reason) from None
     counts = np.where(text[firsts[:-1]], np.diff(tokens_at), 1)
     joined, of_token = np.empty(counts.sum(), np.uint32), np.empty(counts.sum(), np.uint8)
+    # Spans say which bytes are of a kind, so the bytes of the tokens must be those of the text.
     changed = np.zeros(len(counts), np.bool_)
     _join(ids, tokens_at, encoder.token_sizes, spans, joined, of_token, changed)
     if changed.any():
         what = 'the normalizer of the tokenizer changes this text; set unicode = "nfc" under [normalize]'
         raise Unencodable(np.unique(whose[changed]).tolist(), what)
     ends = _starts(counts)[np.searchsorted(whose, np.append(documents, len(texts)))]
+    # Readers find the end of a document by EOD: another one inside would divide it.
     if len(inside := np.setdiff1d(np.flatnonzero(joined == encoder.vocab.eod_id), ends[1:] - 1)):
         refused = np.unique(np.searchsorted(ends, inside, "right") - 1)
         raise Unencodable(refused.tolist(), "the template puts the end-of-document token inside of it")
@@ -63,7 +66,7 @@ def encode_spans(
 
 
 def _surrounded(spans: Ints, documents: Ints, encoder: Encoder) -> Ints:
-    """Spans with BOS and EOD added, as markers without bytes, to each document to which the template did not."""
+    """Add BOS and EOD to spans, as markers without bytes, for each document to which the template did not."""
     firsts, behind = (np.searchsorted(spans[3], documents, side) for side in ("left", "right"))
     eod, bos = encoder.vocab.eod_id, -1 if encoder.vocab.bos_id is None else encoder.vocab.bos_id
     front = documents[(spans[2, firsts] != bos) & (bos >= 0)]
@@ -71,11 +74,12 @@ def _surrounded(spans: Ints, documents: Ints, encoder: Encoder) -> Ints:
     new = np.zeros((4, len(back) + len(front)), np.int64)
     new[2] = np.repeat([eod, bos], [len(back), len(front)])
     new[3] = np.concatenate([back, front])
+    # `insert` keeps this order at equal places: EOD of one document, then BOS of the next.
     return np.insert(spans, np.concatenate([behind[back], firsts[front]]), new, axis=1)
 
 
 def _starts(sizes: Ints) -> Ints:
-    """(n + 1,) int64: where each of n things in a row begins, and where the last ends."""
+    """Return (n + 1,) int64: where each of n things in a row begins, and where the last ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
@@ -88,8 +92,11 @@ def _starts(sizes: Ints) -> Ints:
 def _join(
     ids: Any, tokens_at: Any, token_sizes: Any, spans: Any, joined: Any, of_token: Any, changed: Any
 ) -> None:
-    """Write the tokens of all units in a row to `joined`, with the id of each marker instead of what its name encodes
-    to, and the kind of each to `of_token`. Set `changed` of a unit whose tokens have other bytes than its text."""
+    """Write the tokens of all units in a row to `joined`, and the kind of each to `of_token`.
+
+    A marker is written as its id instead of what its name encodes to. Sets `changed` of a unit whose tokens have other
+    bytes than its text.
+    """
     sizes, kinds, markers = spans[0], spans[1], spans[2]
     unit = token = out = at = end = 0  # at: the byte where the next token begins; end: where the span ends
     for span in range(len(sizes)):

@@ -51,6 +51,7 @@ def limited(seconds: int, memory: int) -> Iterator[None]:
 
     timed = threading.current_thread() is threading.main_thread()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    # Address space, as the kernel has no limit for resident memory.
     most = _addresses() + memory
     handler = signal.getsignal(signal.SIGPROF)
     try:
@@ -73,7 +74,10 @@ def limited(seconds: int, memory: int) -> Iterator[None]:
 
 
 def _addresses() -> int:
-    """Bytes of address space that this process has. Without Path, which takes half of the time of `limited`."""
+    """Return the bytes of address space that this process has.
+
+    Without Path, which takes half of the time of `limited`.
+    """
     descriptor = os.open("/proc/self/statm", os.O_RDONLY)
     try:
         return int(os.read(descriptor, 64).split()[0]) * resource.getpagesize()
@@ -82,7 +86,7 @@ def _addresses() -> int:
 
 
 def _place(error: BaseException) -> str:
-    """`line 3`, of the template that an exception comes from."""
+    """Return `line 3`, of the template that an exception comes from."""
     place = "its compilation"
     for frame, line in traceback.walk_tb(error.__traceback__):
         if template := frame.f_globals.get("__jinja_template__"):

@@ -68,7 +68,7 @@ def decode(data: bytes) -> Any:
 
 
 def messages_of(data: bytes) -> list[dict[str, Any]]:
-    """The checked messages of a record. Raises BadRecord."""
+    """Check the messages of a record, and return them. Raises BadRecord."""
     messages: list[dict[str, Any]] = decode(data)
     try:
         checked = msgspec.convert(messages, list[_Message])
@@ -83,7 +83,7 @@ def messages_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def _problem(message: _Message) -> str:
-    """What is wrong with a message; "" if nothing."""
+    """Return what is wrong with a message; "" if nothing."""
     if message.role not in ROLES:
         return f"has the role {message.role!r:.60}; it must be one of {', '.join(ROLES)}"
     for call in message.tool_calls or ():
@@ -106,7 +106,7 @@ Shape = tuple[tuple[str, ...], ...]
 
 
 def texts_of(data: bytes) -> tuple[Shape, list[str]] | None:
-    """(shape, texts in the order of `wrapped`) of a conversation that has only texts, none of them empty; else None.
+    """Return (shape, texts in the order of `wrapped`) of a conversation of nonempty texts only, else None.
 
     It is not checked: a conversation of a shape that was checked is valid too.
     """
@@ -128,7 +128,7 @@ def texts_of(data: bytes) -> tuple[Shape, list[str]] | None:
 
 
 def wrapped(messages: Sequence[dict[str, Any]], text: Callable[[str, int, int], Any]) -> list[dict[str, Any]]:
-    """Messages for a template, each string replaced by `text(string, kind, number of its message)`."""
+    """Prepare messages for a template: each string is replaced by `text(string, kind, number of its message)`."""
     rows = []
     for number, message in enumerate(messages):
 
@@ -157,7 +157,7 @@ def wrapped(messages: Sequence[dict[str, Any]], text: Callable[[str, int, int], 
 
 
 def load_tools(path: Path) -> list[Any]:
-    """The tools in a JSON file: a list of objects. Raises UsageError."""
+    """Load the tools in a JSON file: a list of objects. Raises UsageError."""
     try:
         tools = msgspec.json.decode(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

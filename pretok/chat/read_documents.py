@@ -21,7 +21,7 @@ from pretok.read.record_format import Conversation, RecordFormat
 def documents_of(
     record: RecordFormat, normalization: Normalization, limits: TemplateLimits = LIMITS
 ) -> Callable[[TextBatch], TextBatch]:
-    """A function that turns the texts of a batch, as they were read, into documents."""
+    """Return a function that turns the texts of a batch, as they were read, into documents."""
     if isinstance(record.conversation, Conversation):
         from pretok.chat.render import Renderer
 
@@ -36,5 +36,5 @@ def read_documents(
     keep: Keep = (),
     limits: TemplateLimits = LIMITS,
 ) -> Iterator[TextBatch | Damage]:
-    """All batches of documents of a partition; see `read_partition`."""
+    """Yield all batches of documents of a partition; see `read_partition`."""
     return read_partition(partition, record, documents_of(record, normalization, limits), keep)

@@ -6,7 +6,8 @@ wants it, only their contents. A record that cannot become a document is a rejec
 
 A template runs once for each shape of conversation. Its output is kept with the steps of its run (`text.Trace`);
 another conversation of that shape that gives the same answers is rendered from it without Jinja, in a few
-microseconds. Fields are rendered in the same way, from a shape without steps."""
+microseconds. Fields are rendered in the same way, from a shape without steps.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class Renderer:
             self._render = self._from_messages
 
     def __call__(self, batch: TextBatch) -> TextBatch:
-        """The batch, with documents instead of JSON."""
+        """Return the batch, with documents instead of JSON."""
         data, offsets = buffers(batch.texts)
         whole, ends = data.tobytes(), offsets.tolist()
         parts: list[bytes] = []
@@ -115,14 +116,14 @@ class Renderer:
         return texts, spans, size
 
     def _clean(self, text: str) -> str:
-        """A text of the record, normalized like any text of the corpus."""
+        """Normalize a text of the record like any text of the corpus."""
         if self._plain:
             return text
         clean: str = self._normalization(pa.array([text], pa.large_string()))[0].as_py()
         return clean
 
     def _contents(self, data: bytes) -> Document:
-        """The texts of the messages, without a template."""
+        """Return the texts of the messages, without a template."""
         texts: list[bytes] = []
         spans: list[int] = []
 
@@ -135,8 +136,10 @@ class Renderer:
         return texts, spans
 
     def _from_fields(self, data: bytes) -> Document:
-        """A template of `{field}`s. The fields that the recipe learns are answers, the others are what the user
-        says."""
+        """Fill a template of `{field}`s.
+
+        The fields that the recipe learns are answers, the others are what the user says.
+        """
         record = decode(data)
         values = [self._clean(_field(record, field)) if field else "" for field in self._fields]
         if not any(values):
@@ -146,6 +149,7 @@ class Renderer:
     def _from_messages(self, data: bytes) -> Document:
         shape, texts = texts_of(data) or ((), [])  # most conversations have only texts
         texts = [self._clean(text) for text in texts]
+        # The output that was found last is tried first.
         for steps, pieces in self._known.get(shape, ()):
             if (values := replay(steps, texts)) is not None:
                 return _fill(pieces, values)
@@ -160,6 +164,7 @@ class Renderer:
                 raise BadRecord("template_refused", detail)
         pieces = _pieces(parts)
         if shape and trace.whole:
+            # Hostile records may all have shapes of their own; what is dropped is only found out again.
             if len(self._known) >= MOST_SHAPES:
                 self._known.clear()
             known = self._known.setdefault(shape, [])
@@ -169,7 +174,7 @@ class Renderer:
 
 
 def _field(record: Any, field: str) -> str:
-    """The text of a field; `meta.text` is a field inside another. Raises BadRecord."""
+    """Return the text of a field; `meta.text` is a field inside another. Raises BadRecord."""
     value = record
     for name in [field] if isinstance(record, dict) and field in record else field.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -181,7 +186,7 @@ def _field(record: Any, field: str) -> str:
 
 
 def _pieces(parts: Sequence[TracedText]) -> list[_Piece]:
-    """Parts as pieces: the template's text between two values is encoded and joined once, for all conversations."""
+    """Turn parts into pieces: the text of the template between two values is encoded once, for all conversations."""
     pieces: list[_Piece] = []
     data, spans, end = b"", list[int](), TracedText("")
     for part in (*parts, end):

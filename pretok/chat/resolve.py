@@ -42,7 +42,7 @@ def _outputs(template: ChatTemplate, *, prompt: bool) -> list[str]:
 def resolve(
     record: RecordFormat, vocab: Vocabulary, source: str, limits: TemplateLimits = LIMITS
 ) -> RecordFormat:
-    """The record format with its checked template. source: its name, for messages. Raises UsageError."""
+    """Return the record format with its checked template. source: its name, for messages. Raises UsageError."""
     how = record.conversation
     if not isinstance(how, Conversation):
         return record
@@ -110,7 +110,7 @@ def resolve(
 
 
 def _template(chosen: str, vocab: Vocabulary, source: str) -> tuple[str, str]:
-    """(source of the template, its name for messages)."""
+    """Return (source of the template, its name for messages)."""
     path = vocab.path.with_name(TEMPLATE_FILE)
     if chosen:
         path = OWN_TEMPLATE if chosen == CHATML else Path(chosen)

@@ -24,31 +24,31 @@ _KIND_BITS = 4
 
 
 def pack(size: int, kind: int, marker: int = -1) -> int:
-    """A span of `size` bytes; marker: the id of an added token, -1 for text."""
+    """Pack a span of `size` bytes; marker: the id of an added token, -1 for text."""
     return (size << (_KIND_BITS + MARKER_BITS)) | ((marker + 1) << _KIND_BITS) | kind
 
 
 def unpack(spans: Ints) -> tuple[Ints, Ints, Ints]:
-    """(bytes, kinds, markers) of spans; a marker is -1 where the span is text."""
+    """Unpack spans to (bytes, kinds, markers); a marker is -1 where the span is text."""
     sizes = spans >> (_KIND_BITS + MARKER_BITS)
     return sizes, spans & ((1 << _KIND_BITS) - 1), ((spans >> _KIND_BITS) & ((1 << MARKER_BITS) - 1)) - 1
 
 
 def spans_of(column: pa.LargeListArray) -> tuple[Ints, Ints]:
-    """(spans of all documents in a row, where those of each document begin: (documents + 1,) int64 from 0)."""
+    """Return (spans of all documents in a row, where those of each document begin: (documents + 1,) int64 from 0)."""
     offsets = np.asarray(column.offsets)
     return np.asarray(column.values)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 def column_of(spans: list[int], counts: list[int]) -> pa.LargeListArray:
-    """The column of a batch. spans: of all documents in a row; counts: how many each has."""
+    """Make the column of a batch. spans: of all documents in a row; counts: how many each has."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(spans, pa.int64()))
 
 
 def content_ends(column: pa.LargeListArray) -> tuple[Ints, Ints]:
-    """(where each span begins in the bytes of the batch and where the last ends, the document of each span)."""
+    """Return (where each span begins in the bytes of the batch and where the last ends, the document of each span)."""
     spans, offsets = spans_of(column)
     ends = np.zeros(len(spans) + 1, np.int64)
     np.cumsum(unpack(spans)[0], out=ends[1:])
@@ -56,7 +56,7 @@ def content_ends(column: pa.LargeListArray) -> tuple[Ints, Ints]:
 
 
 def content_of(texts: pa.LargeStringArray, column: pa.LargeListArray) -> pa.LargeStringArray:
-    """The content of each document, with line feeds in place of the template."""
+    """Return the content of each document, with line feeds in place of the template."""
     sizes, kinds, _ = unpack(spans_of(column)[0])
     data = buffers(texts)[0].copy()
     data[np.repeat(kinds == TEMPLATE, sizes)] = ord("\n")

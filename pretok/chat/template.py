@@ -75,7 +75,7 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("said"), [], [], body).set_lineno(line)
 
     def said(self, caller: Any) -> Text:
-        """The text between the tags, marked as inside an answer."""
+        """Return the text between the tags, marked as inside an answer."""
         output, trace = caller(), self.environment.trace  # type: ignore[attr-defined]
         parts = output.parts if isinstance(output, Text) else (TracedText(output),)
         return Text(tuple(part._replace(inside=True) for part in parts), trace)
@@ -126,7 +126,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def _of_text(self, obj: Any, name: str) -> Any:
-        """A method of a text, no other attribute; `join` is our own."""
+        """Return a method of a text, no other attribute; `join` is our own."""
         if name == "join":
             return lambda values: join_with(obj, values, self.trace)
         if name not in STR_METHODS:
@@ -160,7 +160,7 @@ def _string(value: Any) -> Any:
 
 
 def _method(name: str, value: Any, *args: Any) -> Any:
-    """The result of a method of a text, content or not."""
+    """Call a method of a text, content or not."""
     text = _string(value)
     return text.method(name, *args) if isinstance(text, Text) else getattr(text, name)(*args)
 
@@ -176,7 +176,7 @@ def _without_content(name: str, apply: Any) -> Any:
 
 @contextmanager
 def _template_errors() -> Iterator[None]:
-    """Whatever a template raises becomes a TemplateError."""
+    """Raise a TemplateError for whatever a template raises."""
     try:
         yield
     except (TemplateError, PretokError, MemoryError):  # also of a signal, or of a limit
@@ -204,7 +204,7 @@ class ChatTemplate:
     def run(
         self, messages: list[dict[str, Any]], trace: Trace, prompt: bool = False
     ) -> tuple[TracedText, ...]:
-        """Its output for messages, in parts. prompt: with the beginning of an answer after them.
+        """Render messages in parts. prompt: with the beginning of an answer after them.
 
         Raises TemplateError for whatever the template raises.
         """

@@ -52,15 +52,18 @@ class Untracked(Unusable):
 
 
 class TracedText(NamedTuple):
-    """Characters of one origin. message, source: for content, the number of its message and of its value in the trace;
-    inside: whether it is in a turn of the assistant; marker: the id of the added token that it is, -1 for text."""
+    """Characters of one origin."""
 
     text: str
     kind: int = TEMPLATE
     message: int = -1
+    """For content: the number of its message."""
     source: int = -1
+    """For content: the number of its value in the trace."""
     inside: bool = False
+    """Whether it is in a turn of the assistant."""
     marker: int = -1
+    """The id of the added token that it is, -1 for text."""
 
 
 class Trace:
@@ -81,7 +84,7 @@ class Trace:
         return Text((TracedText(value, kind, message, len(self.values) - 1),), self)
 
     def step(self, source: int, name: str, args: tuple[Any, ...]) -> int:
-        """The number of the result of a method of a value. Raises Untracked if an argument is content."""
+        """Return the number of the result of a method of a value. Raises Untracked if an argument is content."""
         key = (source, name, repr(args))
         if key not in self._numbers:
             # If it raises, the template may go on, and that is no answer.
@@ -97,8 +100,10 @@ class Trace:
 
 
 def replay(steps: Sequence[Step], texts: Sequence[str]) -> Sequence[Any] | None:
-    """The values of a trace for the texts of another conversation; None if an answer differs, or if it is
-    much work."""
+    """Return the values of a trace for the texts of another conversation.
+
+    None if an answer differs, or if it is much work.
+    """
     if not steps:
         return texts
     values: list[Any] = [*texts]
@@ -129,7 +134,7 @@ class Text:
         self.value = "".join([part.text for part in parts])
 
     def method(self, name: str, *args: Any) -> Any:
-        """The result of a method of `str`: content if it is text, else an answer."""
+        """Return the result of a method of `str`: content if it is text, else an answer."""
         if len(self.parts) != 1 or (part := self.parts[0]).source < 0:
             return self._mixed(name, args)
         number = self.trace.step(part.source, name, args)
@@ -138,6 +143,8 @@ class Text:
             return self._of(part, number)
         if not isinstance(result, list | tuple):
             return result
+        # The number of parts is an answer, too: a text that splits into more of them is rendered by the
+        # template.
         self.trace.step(number, "__len__", ())
         kinds = [
             THINKING if part.kind == ANSWER and (name, args, at) == _THOUGHT else part.kind
@@ -152,7 +159,7 @@ class Text:
         return Text((part._replace(text=self.trace.values[number], source=number),), self.trace)
 
     def _mixed(self, name: str, args: tuple[Any, ...]) -> Any:
-        """The same for text with several parts. It can only be stripped, part by part from its ends."""
+        """Return the same for text with several parts. It can only be stripped, part by part from its ends."""
         if name not in ("strip", "lstrip", "rstrip"):
             self.trace.whole = False
             result = getattr(self.value, name)(*args)
@@ -213,7 +220,7 @@ class Text:
 
 
 def joined(values: Iterable[Any], trace: Trace) -> Any:
-    """Values joined like `"".join`; a str if there is no content among them."""
+    """Join values like `"".join`; a str if there is no content among them."""
     parts: list[TracedText] = []
     tracked = False
     for value in values:
@@ -226,14 +233,14 @@ def joined(values: Iterable[Any], trace: Trace) -> Any:
 
 
 def printed(value: Any) -> str:
-    """`str` of a value without content, as Jinja prints it. Raises Untracked for content inside it."""
+    """Return `str` of a value without content, as Jinja prints it. Raises Untracked for content inside it."""
     if isinstance(value, Iterator) or (callable(value) and not isinstance(value, Undefined)):
         raise Untracked(f"it puts the address of a {type(value).__name__} into the text")
     return str(value)
 
 
 def join_with(between: Any, values: Iterable[Any], trace: Trace) -> Any:
-    """Values joined with a text between them."""
+    """Join values with a text between them."""
     row: list[Any] = []
     for value in values:
         row += [between, value] if row else [value]
@@ -241,7 +248,7 @@ def join_with(between: Any, values: Iterable[Any], trace: Trace) -> Any:
 
 
 def to_json(value: Any, trace: Trace, **options: Any) -> Any:
-    """`json.dumps`. If it contains content, the whole result is content, of the kind of the first."""
+    """Do `json.dumps`. If the value contains content, the whole result is content, of the kind of the first."""
     contents: list[TracedText] = []
 
     def plain(inner: Any) -> Any:
@@ -255,6 +262,7 @@ def to_json(value: Any, trace: Trace, **options: Any) -> Any:
                 return [plain(item) for item in inner]
         return inner
 
+    # Escaped content is no longer the text of a value, so this is no step that can be replayed.
     text = json.dumps(plain(value), ensure_ascii=options.pop("ensure_ascii", False), **options)
     if not contents:
         return text

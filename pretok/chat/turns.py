@@ -54,7 +54,7 @@ PROBES = (
 
 
 def open_template(how: Conversation) -> ChatTemplate:
-    """The template of a source. Raises TemplateError."""
+    """Return the template of a source. Raises TemplateError."""
     variables = {**how.variables, **how.template_kwargs, "tools": how.tools or None}
     return ChatTemplate(how.template, variables, how.date)
 
@@ -67,7 +67,7 @@ def _run(template: ChatTemplate, messages: Messages, prompt: bool = False) -> tu
 def probed(
     template: ChatTemplate, conversations: Sequence[Messages] = PROBES, prompt: bool = False
 ) -> Iterator[tuple[Messages, tuple[TracedText, ...]]]:
-    """(messages, parts) of each conversation that the template accepts. Raises Unusable."""
+    """Yield (messages, parts) of each conversation that the template accepts. Raises Unusable."""
     for messages in conversations:
         try:
             yield messages, _run(template, messages, prompt)
@@ -78,7 +78,7 @@ def probed(
 
 
 def _gaps(parts: Iterable[TracedText]) -> list[tuple[TracedText | None, str, TracedText | None]]:
-    """(content before, template text, content after) for all template text, from the beginning to the end."""
+    """Return (content before, template text, content after) for all template text, from the beginning to the end."""
     gaps: list[tuple[TracedText | None, str, TracedText | None]] = []
     before, text = None, ""
     for part in (*parts, None):
@@ -91,8 +91,10 @@ def _gaps(parts: Iterable[TracedText]) -> list[tuple[TracedText | None, str, Tra
 
 
 class Turns:
-    """How a template writes the turns of a conversation. Raises TemplateError if it accepts no conversation of a user
-    and an assistant."""
+    """How a template writes the turns of a conversation.
+
+    Raises TemplateError if it accepts no conversation of a user and an assistant.
+    """
 
     def __init__(self, how: Conversation) -> None:
         self.template = template = open_template(how)
@@ -113,10 +115,11 @@ class Turns:
             for before, text, behind in _gaps(parts):
                 rest = text[self._closed(text) if before is not None else 0 :]
                 self._starters |= set(self._pattern.findall(rest)) if behind is not None else set()
+        # The closing marker may stand between messages, too, but it ends one and begins none.
         self._starters.discard(self.closer)
 
     def render(self, messages: list[dict[str, Any]], trace: Trace) -> list[TracedText]:
-        """The parts of a document. messages: as `wrapped` gives them. Raises TemplateError."""
+        """Render the parts of a document. messages: as `wrapped` gives them. Raises TemplateError."""
         output: Iterable[TracedText] = self.template.run(messages, trace)
         parts: list[TracedText] = []
         for inside, turn in groupby(
@@ -134,7 +137,7 @@ class Turns:
         return parts
 
     def cut(self, text: str) -> list[TracedText]:
-        """Template text, cut at its markers."""
+        """Cut template text at its markers."""
         parts, at = [], 0
         for match in self._pattern.finditer(text):
             if match.start() > at:
@@ -144,7 +147,7 @@ class Turns:
         return [*parts, TracedText(text[at:])] if at < len(text) else parts
 
     def _placed(self, output: Iterable[TracedText], messages: Messages) -> Iterator[TracedText]:
-        """The parts, with those of a turn marked as inside."""
+        """Yield the parts, with those of a turn marked as inside."""
         for before, text, behind in _gaps(output):
             last, following = (
                 None if part is None else messages[part.message]["role"] for part in (before, behind)
@@ -163,17 +166,23 @@ class Turns:
                 yield behind._replace(inside=speaks)
 
     def _closed(self, text: str) -> int:
-        """Where the marker that ends an answer ends in a text; 0 if it has none."""
+        """Return where the marker that ends an answer ends in a text; 0 if it has none."""
         return next((match.end() for match in self._pattern.finditer(text) if match[0] == self.closer), 0)
 
     def _ended(self, text: str) -> int:
-        """Where in a text the answer before it ends: after its end marker, or a first marker that begins no message."""
+        """Return where in a text the answer before it ends.
+
+        It ends after its end marker, or after a first marker that begins no message.
+        """
         first = self._pattern.match(text)
         other = first.end() if first and first[0] not in self._starters else 0
         return self._closed(text) or other
 
     def _begun(self, text: str, end: int, last: str | None, spoke: bool) -> int:
-        """Where in a text the answer after it begins: after what the text has in common with the prompt for one."""
+        """Return where in a text the answer after it begins.
+
+        It begins after what the text has in common with the prompt for one.
+        """
         opener = self._openers.get(last)
         if opener is not None and spoke:  # the end of the answer before is taken already
             opener = opener[self._ended(opener) :]
@@ -187,8 +196,10 @@ class Turns:
 
 
 def _split(cut: Sequence[TracedText], before: TracedText | None, behind: TracedText | None) -> int:
-    """How many parts between two contents of a turn go with the first. Tags of thinking and of calls go with these;
-    between two such contents, the last marker begins the second."""
+    """Return how many parts between two contents of a turn go with the first.
+
+    Tags of thinking and of calls go with these; between two such contents, the last marker begins the second.
+    """
     if behind is None or (before is not None and behind.kind in (before.kind, ANSWER)):
         return len(cut)
     markers = [at for at, part in enumerate(cut) if part.marker >= 0]

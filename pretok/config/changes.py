@@ -36,15 +36,17 @@ def refuse_changes(
     new: Mapping[str, object],
     left_out: Sequence[LeftOut] = (),
 ) -> None:
-    """Raises MismatchError if `what`, which is in `folder` and was made with settings `old`, differs from `new`
-    (JSON). left_out: see `input_changes`."""
+    """Refuse another result in the place of `what`, which is in `folder` and was made with settings `old`.
+
+    Raises MismatchError if they differ from `new` (JSON). left_out: see `input_changes`.
+    """
     refuse(what, folder, differences(old, new, left_out))
 
 
 def differences(
     old: Mapping[str, object], new: Mapping[str, object], left_out: Sequence[LeftOut] = ()
 ) -> list[str]:
-    """A sentence for each difference of `new` (JSON) from `old`."""
+    """Return a sentence for each difference of `new` (JSON) from `old`."""
     found = []
     for key, value in new.items():
         if old.get(key) == value:
@@ -57,7 +59,7 @@ def differences(
 
 
 def _written(value: object) -> str:
-    """A setting as a person writes it: a fraction as a decimal number, if that is exact."""
+    """Write a setting as a person does: a fraction as a decimal number, if that is exact."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]+(/[0-9]+)?", value):
         short = f"{float(Fraction(value)):g}"
         return short if Fraction(short) == Fraction(value) else value
@@ -65,7 +67,7 @@ def _written(value: object) -> str:
 
 
 def refuse(what: str, folder: Path, changes: Sequence[str]) -> None:
-    """Raises MismatchError that names the changes, if there are any."""
+    """Raise MismatchError that names the changes, if there are any."""
     if changes:
         raise MismatchError(
             f"{what} in {folder} were made with other settings or inputs: {listed(changes, SHOWN, '; ')}. "
@@ -76,8 +78,10 @@ def refuse(what: str, folder: Path, changes: Sequence[str]) -> None:
 def input_changes(
     before: Sequence[InputFile], now: Sequence[InputFile], left_out: Sequence[LeftOut] = ()
 ) -> list[str]:
-    """A sentence for each file that is gone, is new or has other contents. left_out: damaged files of which the result
-    has nothing, so that it does not matter what became of them."""
+    """Return a sentence for each file that is gone, is new or has other contents.
+
+    left_out: damaged files of which the result has nothing, so that it does not matter what became of them.
+    """
     skipped = {one.file for one in left_out}
     old, new = ({file.path: file for file in files if file.path not in skipped} for files in (before, now))
     return [
@@ -95,7 +99,7 @@ def input_changes(
 
 
 def _source_changes(before: object, now: object, left_out: Sequence[LeftOut]) -> list[str]:
-    """A sentence for each change of sources, of how they are read, and of their files."""
+    """Return a sentence for each change of sources, of how they are read, and of their files."""
     old, new = (read_record(dict[str, SourceInputs], side, INPUTS) for side in (before, now))
     changes = [f"source {name} is gone" for name in sorted(old.keys() - new.keys())]
     changes += [f"source {name} is new" for name in sorted(new.keys() - old.keys())]
@@ -129,12 +133,11 @@ def list_sources(recipe: Recipe, console: Console, *, appended: bool = True) -> 
 
 
 def shared_inputs(sources: Mapping[str, Sequence[Listing]]) -> list[str]:
-    """A notice for each source, and each pair of them, with two files of the same size, beginning and end: their text
-    counts twice.
+    """Return a notice for each source, and each pair of them, of which two files have the same text, counted twice.
 
-    sources: the inputs of each, then those of its appends. Raises UsageError if an append names a file that its source
-    has already, whatever its name, or if two files have the same name, as URLs that differ only in their secrets do
-    (`paths.name_url`).
+    Such files have the same size, beginning and end. sources: the inputs of each, then those of its appends. Raises
+    UsageError if an append names a file that its source has already, whatever its name, or if two files have the same
+    name, as URLs that differ only in their secrets do (`paths.name_url`).
     """
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     named: dict[str, InputFile] = {}
@@ -164,5 +167,5 @@ def shared_inputs(sources: Mapping[str, Sequence[Listing]]) -> list[str]:
 
 
 def _pair(first: str, second: str) -> str:
-    """Two names of a text, once if they are the same."""
+    """Return two names of a text, once if they are the same."""
     return first if first == second else f"{first} = {second}"

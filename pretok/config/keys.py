@@ -56,8 +56,10 @@ def _table_in(kind: Any) -> type[BaseModel] | None:
 
 
 def table_at(names: Iterable[str], top: type[BaseModel] = Recipe) -> type[BaseModel]:
-    """Find the type of a table by its names, from `top` on. A name that is not a key, such as that of a source, is
-    skipped."""
+    """Find the type of a table by its names, from `top` on.
+
+    A name that is not a key, such as that of a source, is skipped.
+    """
     names = iter(names)
     for name in names:
         field = top.model_fields.get(name)

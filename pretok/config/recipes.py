@@ -60,7 +60,7 @@ def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, s
 
 
 def _with_markers(recipe: Recipe) -> Recipe:
-    """If there are conversations, name the first reserved entries after the markers of pretok's chat template."""
+    """Name the first reserved entries after the markers of pretok's chat template, if there are conversations."""
     vocab = recipe.vocab
     ours = vocab.path is None and vocab.special_tokens == DEFAULT_SPECIAL_TOKENS
     if not ours or not any(source.messages for source in recipe.sources.values()):
@@ -114,8 +114,10 @@ def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> di
 
 
 def _of_source(source: str, sources: Mapping[str, object], value: object) -> object:
-    """The parts of texts such as `a,b` and `NAME=a,b` for a source: of those that name it or else of those that name
-    no source."""
+    """Return the parts of texts such as `a,b` and `NAME=a,b` for a source.
+
+    They are those that name it, or else those that name no source.
+    """
     if not isinstance(value, list):
         return value
     general, own = [], []

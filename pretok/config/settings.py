@@ -1,5 +1,6 @@
-"""The settings: one frozen type for each table of a recipe. Each field states its type, default, limits, help, example,
-and the keys that it needs or excludes.
+"""The settings: one frozen type for each table of a recipe.
+
+Each field states its type, default, limits, help, example, and the keys that it needs or excludes.
 
 Input: tables as TOML gives them. Output: a Recipe. Every mistake that can be seen without reading the inputs is refused
 here. `~` and `$VAR` are expanded in every path, `$$` stands for a dollar sign. The options of commands, docs/recipe.md

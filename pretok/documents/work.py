@@ -72,8 +72,10 @@ class Work:
         return read_record(VocabReport, read_json(path), path) if path.exists() else None
 
     def counts(self) -> pa.Table:
-        """Return exact counts, a row for each source and split: source, split, tokens (with BOS and EOD), documents,
-        bytes of text."""
+        """Return exact counts, a row for each source and split.
+
+        Columns: source, split, tokens (with BOS and EOD), documents, bytes of text.
+        """
         rows = [
             (name, split, part.tokens, part.documents, part.bytes)
             for name, counts in self.manifest.sources.items()
@@ -96,10 +98,10 @@ class Work:
     def texts(
         self, source: str | None = None, split: str | None = None, columns: Sequence[str] = PLACE
     ) -> pa.RecordBatchReader:
-        """Decode the texts from the shards, after normalization: the `columns` of `documents` and `text`, a row for
-        each document, in the same order. Iterate over the batches if the texts may not fit in memory.
+        """Decode the texts from the shards, after normalization.
 
-        Raises as `documents` does; reading raises IntegrityError for damaged shards.
+        Returns the `columns` of `documents` and `text`, a row for each document, in the same order. Iterate over the
+        batches if the texts may not fit in memory.
         """
         return self._read(source, split, columns, with_text=True)
 

@@ -34,17 +34,16 @@ _MESSAGE = 1 << 19
 
 
 class Batch(NamedTuple):
-    """A micro-batch of n sequences of L tokens.
-
-    inputs, labels: (n, L) int64; labels[i, j] is the token after inputs[i, j], or IGNORE if it is not learned.
-    position_ids: (n, L) int64, 0 at the first token of every document. cu_seqlens: (documents + 1,) int32 over the
-    flattened inputs, as variable-length attention expects. The last two are None unless documents are requested.
-    """
+    """A micro-batch of n sequences of L tokens."""
 
     inputs: Tensor
+    """(n, L) int64."""
     labels: Tensor
+    """(n, L) int64; labels[i, j] is the token after inputs[i, j], or IGNORE if it is not learned."""
     position_ids: Tensor | None = None
+    """(n, L) int64, 0 at the first token of every document; None unless documents are requested."""
     cu_seqlens: Tensor | None = None
+    """(documents + 1,) int32 over the flattened inputs, as variable-length attention expects; None as above."""
 
 
 def make_batch(
@@ -144,7 +143,7 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        """Micro-batches that are left."""
+        """Return the number of micro-batches that are left."""
         return len(self._sampler())
 
     def __iter__(self) -> Iterator[Any]:

@@ -40,7 +40,7 @@ FOLDERS = ("chat", "kernels", "read", "screen", "tokenizer", "vocab")
 
 
 def source_digest() -> str:
-    """16 hexadecimal digits that depend on all modules that mention this one, for functions or for constants."""
+    """Return 16 hexadecimal digits that depend on all modules that mention this one, for functions or constants."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")):
         source = path.read_bytes()
@@ -57,7 +57,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """The folder for compiled code, made if needed. Raises OutputError if none can be written to."""
+    """Return the folder for compiled code, made if needed. Raises OutputError if none can be written to."""
     name = f"numba-{source_digest()}"
     refusals = []
     for base in _candidates():
@@ -111,7 +111,7 @@ def start_note() -> str:
 
 @contextlib.contextmanager
 def _alone(function: Callable[..., Any]) -> Iterator[None]:
-    """A lock so that one process compiles a function at a time; not taken if its code is cached."""
+    """Lock a function so that one process compiles it at a time; nothing is locked if its code is cached."""
     folder, name = (
         Path(numba.config.CACHE_DIR),
         f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}",
@@ -136,7 +136,7 @@ class Kernel:
         self.loaded: dict[bool, Any] = {}
 
     def compiled(self, part: bool = False) -> Any:
-        """Numba's function, for the types of the signature only.
+        """Return Numba's function, for the types of the signature only.
 
         part: as called by another kernel. That kernel contains its code, so it is neither cached by itself nor gets a
         wrapper for Python, which is most of what a small function takes to compile.
@@ -161,7 +161,7 @@ class Kernel:
 
 
 def _type_of(kernel: Kernel, _context: Any) -> Any:
-    """The Numba type of a kernel that another one calls."""
+    """Return the Numba type of a kernel that another one calls."""
     return types.Dispatcher(kernel.compiled(part=True))
 
 

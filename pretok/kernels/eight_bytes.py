@@ -37,7 +37,7 @@ _AFTER_Z = np.uint64((0x80 - 0x7B) * 0x0101010101010101)
 
 
 def _loader(bits: int) -> Any:
-    """A compiled function (bytes, position) -> little-endian unsigned integer of `bits`, with no bounds check."""
+    """Return a compiled function (bytes, position) -> little-endian unsigned integer of `bits`; no bounds check."""
 
     def load(_context: Any, _data: Any, _position: Any) -> Any:
         result = types.Integer.from_bitwidth(bits, signed=False)
@@ -58,7 +58,7 @@ load64 = _loader(64)
 
 
 def _store64(_context: Any, _data: Any, _position: Any, _word: Any) -> Any:
-    """A compiled function (bytes, position, uint64) that writes the word there, with no bounds check."""
+    """Return a compiled function (bytes, position, uint64) that writes the word there, with no bounds check."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         data, position, word = arguments
@@ -73,9 +73,10 @@ store64: Any = intrinsic(_store64)
 
 
 def _trailing_zeros(_context: Any, _word: Any) -> Any:
-    """A compiled function (uint64) -> number of zero bits below the lowest one that is set; 64 for 0."""
+    """Return a compiled function (uint64) -> number of zero bits below the lowest one that is set; 64 for 0."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        # The 0 makes the result for a word of 0 defined: 64.
         return builder.cttz(arguments[0], ir.IntType(1)(0))
 
     return _U64(_U64), generate
@@ -85,7 +86,7 @@ trailing_zeros: Any = intrinsic(_trailing_zeros)
 
 
 def _prefetch(_context: Any, integers: Any, _position: Any) -> Any:
-    """A compiled function (pointer to integers, position) that prefetches the cache line there."""
+    """Return a compiled function (pointer to integers, position) that prefetches the cache line there."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -104,8 +105,11 @@ prefetch: Any = intrinsic(_prefetch)
 
 @njit(types.int64(_U64), inline=True)
 def first_marked(mask: Any) -> Any:
-    """Index of the lowest byte whose high bit is set. Test `mask == 0` first: a predicted branch lets the next word
-    load at once, while a position computed from the mask makes it wait."""
+    """Index of the lowest byte whose high bit is set.
+
+    Test `mask == 0` first: a predicted branch lets the next word load at once, while a position computed from the mask
+    makes it wait.
+    """
     return np.int64(trailing_zeros(mask) >> np.uint64(3))
 
 

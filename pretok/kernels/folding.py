@@ -36,7 +36,7 @@ _INVISIBLE = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *rang
 
 
 def fold(character: str) -> str:
-    """The folded form of a letter or number, by unicodedata."""
+    """Fold a letter or number, by unicodedata."""
     # Before and after folding: what a letter decomposes to may fold, and what it folds to may decompose.
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
     folded = []
@@ -49,7 +49,7 @@ def fold(character: str) -> str:
 
 @cache
 def fold_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """(entry of every code point, code points of the entries for several), both uint32 and read-only.
+    """Return (entry of every code point, code points of the entries for several), both uint32 and read-only.
 
     An entry is SEPARATOR, PASSED_OVER, a code point, or SEVERAL | place: at that place, the second table has the number
     of code points, and then these.
@@ -70,5 +70,6 @@ def fold_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     entries[list(_APOSTROPHES)] = SEPARATOR
     tables = entries, np.array(several, np.uint32)
     for table in tables:
+        # Every caller gets these two arrays.
         table.flags.writeable = False
     return tables

@@ -39,7 +39,7 @@ def _round(lane: Any, value: Any) -> Any:
 
 @njit(types.uint64(BYTES, types.int64, types.int64, types.uint64))
 def _stripes(data: Any, start: Any, end: Any, seed: Any) -> Any:
-    """XXH64's four lanes over the whole 32-byte stripes of data[start:end], merged into one integer."""
+    """Merge XXH64's four lanes over the whole 32-byte stripes of data[start:end] into one integer."""
     # Sums and products wrap around at 64 bits, as the specification wants. The lanes do not depend on each
     # other, so the processor multiplies for several at once.
     a, b, c, d = seed + P1 + P2, seed + P2, seed, seed - P1
@@ -61,7 +61,7 @@ def _stripes(data: Any, start: Any, end: Any, seed: Any) -> Any:
 
 @njit(types.uint64(BYTES, types.int64, types.int64, types.uint64))
 def hash_bytes(data: Any, start: Any, end: Any, seed: Any) -> Any:
-    """XXH64 of data[start:end]; no bounds check."""
+    """Return the XXH64 of data[start:end]; no bounds check."""
     length = end - start
     h = _stripes(data, start, end, seed) if length >= 32 else seed + P5
     h += np.uint64(length)
@@ -76,6 +76,7 @@ def hash_bytes(data: Any, start: Any, end: Any, seed: Any) -> Any:
     while i < end:
         h = rotate_left(h ^ (np.uint64(data[i]) * P5), np.uint64(11)) * P1
         i += 1
+    # A product moves bits up only: the shifts bring the high ones down.
     h = (h ^ (h >> np.uint64(33))) * P2
     h = (h ^ (h >> np.uint64(29))) * P3
     return h ^ (h >> np.uint64(32))
@@ -92,13 +93,13 @@ def _hash_documents(data: Any, offsets: Any, seed: Any) -> Any:
 def hash_documents(
     data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed: int
 ) -> npt.NDArray[np.uint64]:
-    """XXH64 with `seed` (0 to 2**64 - 1) of the documents data[offsets[d]:offsets[d + 1]], uint64[d]."""
+    """Return the XXH64 with `seed` (0 to 2**64 - 1) of the documents data[offsets[d]:offsets[d + 1]], uint64[d]."""
     hashes: npt.NDArray[np.uint64] = _hash_documents(data, offsets, np.uint64(seed))
     return hashes
 
 
 def select(hashes: npt.NDArray[np.uint64], fraction: Fraction | float) -> npt.NDArray[np.bool_]:
-    """Which hashes are in the lowest `fraction` (0 to 1) of all 64-bit integers, bool[d].
+    """Return which hashes are in the lowest `fraction` (0 to 1) of all 64-bit integers, bool[d].
 
     The threshold is an exact integer, floor(fraction * 2**64); a larger fraction selects a superset.
     """

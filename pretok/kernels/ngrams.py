@@ -55,20 +55,22 @@ _NEW_I64, _NEW_I32, _NEW_U64 = (
 
 @njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, _ENTRIES))
 def _beyond_ascii(data: Any, i: Any, end: Any, entries: Any) -> Any:
-    """(entry of the code point of several bytes at i, position after it); bytes that are cut off separate."""
+    """Return (entry of the code point of several bytes at i, position after it); bytes that are cut off separate."""
     lead = np.int64(data[i])
     size = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
     if i + size > end:
         return np.int64(SEPARATOR), end
+    # A lead byte has as many ones as the character has bytes, then a zero, then bits of the code point.
     code = lead & (0x7F >> size)
     for k in range(1, size):
         code = code << 6 | np.int64(data[i + k]) & 0x3F
+    # Invalid bytes can spell more than U+10FFFF.
     return np.int64(entries[min(code, 0x10FFFF)]), i + size
 
 
 @njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, _ENTRIES), inline=True)
 def _entry(data: Any, i: Any, end: Any, entries: Any) -> Any:
-    """(entry of the code point at i, position after it)."""
+    """Return (entry of the code point at i, position after it)."""
     if data[i] < 0x80:
         return np.int64(entries[data[i]]), i + 1
     return _beyond_ascii(data, i, end, entries)
@@ -79,7 +81,7 @@ _WORD = types.Tuple((types.boolean, types.uint64, types.int64))
 
 @njit(_WORD(BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES), inline=True)
 def _next_word(data: Any, i: Any, end: Any, entries: Any, several: Any) -> Any:
-    """(whether there is one, hash of its folded letters, where to go on) for the first word from i on."""
+    """Find the first word from i on: (whether there is one, hash of its folded letters, where to go on)."""
     found, h = False, np.uint64(0)
     while i < end:
         entry, i = _entry(data, i, end, entries)
@@ -101,7 +103,7 @@ def _next_word(data: Any, i: Any, end: Any, entries: Any, several: Any) -> Any:
 
 @njit(types.uint64(types.uint64, types.uint64, types.uint64, types.int64), inline=True)
 def _key(now: Any, before: Any, power: Any, words: Any) -> Any:
-    """The hash of the last `words` words, from the rolling hashes after them and before them."""
+    """Return the hash of the last `words` words, from the rolling hashes after them and before them."""
     # `now` is the sum of the words' hashes, each times _BASE to the number of words after it, and `before`
     # times the power is the same sum without the last ones. So their hash is left, modulo 2**64, whatever
     # stands before them. `words` keeps grams of different lengths apart.
@@ -112,7 +114,7 @@ def _key(now: Any, before: Any, power: Any, words: Any) -> Any:
 
 @njit(types.uint64(types.uint64), inline=True)
 def _bits_of(key: Any) -> Any:
-    """The three bits of a key in its word of a filter; the word is chosen by the lowest bits of the key."""
+    """Return the three bits of a key in its word of a filter; the word is chosen by the lowest bits of the key."""
     six, one = np.uint64(63), np.uint64(1)
     return (
         one << (key >> np.uint64(58))
@@ -126,7 +128,7 @@ _GRAMS = types.Tuple((_NEW_U64, _NEW_I64, _NEW_U64))
 
 @njit(_GRAMS(U8, I64, _U32, _U32, U64))
 def _list_grams(data: Any, offsets: Any, entries: Any, several: Any, powers: Any) -> Any:
-    """(keys, passages, openings), each (grams,), of all grams of the passages data[offsets[p]:offsets[p + 1]].
+    """List all grams of the passages data[offsets[p]:offsets[p + 1]] as (keys, passages, openings), each (grams,).
 
     opening: the key of the first SHORTEST words of a short gram, 0 for others.
     """
@@ -166,14 +168,17 @@ def _fill_filter(keys: Any, bits: Any) -> Any:
 
 @njit(types.boolean(types.uint64, U64), inline=True)
 def _may_hold(key: Any, bits: Any) -> Any:
-    """Whether the three bits of the key are set. Other keys may have set them, so True may be a false positive."""
+    """Return whether the three bits of the key are set.
+
+    Other keys may have set them, so True may be a false positive.
+    """
     wanted = _bits_of(key)
     return bits[key & np.uint64(len(bits) - 1)] & wanted == wanted
 
 
 @njit(types.int64(types.uint64, U64))
 def _look_up(key: Any, keys: Any) -> Any:
-    """The number of a key among rising keys, or -1."""
+    """Return the number of a key among rising keys, or -1."""
     number = np.searchsorted(keys, key)
     return number if number < len(keys) and keys[number] == key else -1
 
@@ -232,6 +237,8 @@ def _find(
                     gram = _look_up(_key(hashes[at], hashes[at - length], powers[length], length), keys)
                     if gram >= 0 and not seen[gram]:
                         if count == len(hits):
+                            # Twice as long each time, so all copies together cost no more than the hits
+                            # themselves.
                             hits = np.append(hits, np.empty(len(hits), np.int32))
                         hits[count] = gram
                         seen[gram] = 1
@@ -262,6 +269,7 @@ class Grams:
 
 def _filter(keys: npt.NDArray[np.uint64], bits_per_key: int) -> npt.NDArray[np.uint64]:
     words = max(1, len(keys) * bits_per_key // 64)
+    # A power of two, so that a mask chooses the word of a key.
     bits = np.zeros(1 << (words - 1).bit_length(), np.uint64)
     _fill_filter(keys, bits)
     return bits
@@ -270,8 +278,11 @@ def _filter(keys: npt.NDArray[np.uint64], bits_per_key: int) -> npt.NDArray[np.u
 def list_grams(
     data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
 ) -> tuple[Grams, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(the grams of the passages data[offsets[p]:offsets[p + 1]]; the gram at each of their places, and its passage,
-    both (places,) in the order of the passages)."""
+    """List the grams of the passages data[offsets[p]:offsets[p + 1]].
+
+    Returns (the distinct grams; the gram at each of their places; the passage of each place), the last two of shape
+    (places,), in the order of the passages.
+    """
     keys, passages, openings = _list_grams(data, offsets, *fold_tables(), _POWERS)
     distinct, gram = np.unique(keys, return_inverse=True)
     bits = _filter(distinct, BITS_PER_GRAM)
@@ -282,8 +293,10 @@ def list_grams(
 def find_grams(
     grams: Grams, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """(at, hits): the distinct grams of document data[offsets[d]:offsets[d + 1]] are hits[at[d]:at[d + 1]], in the
-    order of their first places."""
+    """Find the distinct grams of each document data[offsets[d]:offsets[d + 1]].
+
+    Returns (at, hits): those of document d are hits[at[d]:at[d + 1]], in the order of their first places.
+    """
     hits: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] = _find(
         data, offsets, *fold_tables(), _POWERS, grams.keys, grams.bits, grams.openings
     )

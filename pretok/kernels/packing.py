@@ -24,7 +24,8 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
 
     bins: for each bin that a document fills by itself, the number of its piece; then for each other bin, where its
     first entry is; entries: the documents of each bin, in order. Both have room for n + (sum of the lengths) //
-    capacity. Returns (number of bins filled by one document, which come first; number of all bins)."""
+    capacity. Returns (number of bins filled by one document, which come first; number of all bins).
+    """
     n = len(lengths)
     full = 0
     for document in range(n):

@@ -62,7 +62,7 @@ _RUN = types.int64(BYTES, types.int64, types.int64, BYTES, types.int64)
 
 @njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, BYTES), inline=True)
 def read_class(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """(flags of the code point at i, position after it); i must be less than `end`."""
+    """Return (flags of the code point at i, position after it); i must be less than `end`."""
     lead = np.int64(data[i])
     if lead < 0x80:
         return np.int64(table[lead]), i + 1
@@ -78,7 +78,7 @@ def read_class(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 @njit(_RUN, inline=True)
 def skip(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
-    """Position after the run of code points with one of `flags` that begins at i."""
+    """Return the position after the run of code points with one of `flags` that begins at i."""
     while i < end:
         flag, after = read_class(data, i, end, table)
         if flag & flags == 0:
@@ -106,7 +106,7 @@ def skip_letters(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 @njit(_RUN, inline=True)
 def skip_not(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
-    """Position after the run of code points with none of `flags` that begins at i."""
+    """Return the position after the run of code points with none of `flags` that begins at i."""
     while i < end:
         flag, after = read_class(data, i, end, table)
         if flag & flags:
@@ -117,7 +117,10 @@ def skip_not(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
 
 @njit(types.int64(BYTES, types.int64, types.int64, types.boolean), inline=True)
 def contraction(data: Any, i: Any, end: Any, fold: Any) -> Any:
-    """Position after 's 't 're 've 'm 'll 'd at i, or i; `fold` ignores case, and then U+017F (ſ) is an s."""
+    """Return the position after 's 't 're 've 'm 'll 'd at i, or i.
+
+    `fold` ignores case, and then U+017F (ſ) is an s.
+    """
     if i + 1 >= end or data[i] != char.APOSTROPHE:
         return i
     case = 0x20 if fold else 0  # the bit that tells small letters from capitals
@@ -139,7 +142,7 @@ def contraction(data: Any, i: Any, end: Any, fold: Any) -> Any:
 
 @njit(types.int64(BYTES, types.int64, types.int64, BYTES, types.boolean))
 def skip_blanks(data: Any, i: Any, end: Any, table: Any, lines: Any) -> Any:
-    r"""\s+(?!\S)|\s+ and before these, if `lines`, \s*[\r\n]+, where i is white space.
+    r"""Skip \s+(?!\S)|\s+ and before these, if `lines`, \s*[\r\n]+, where i is white space.
 
     So the run of white space ends after its last newline; without one it leaves its last code point to the word that
     follows, unless nothing follows or that is all there is.
@@ -160,7 +163,7 @@ def skip_blanks(data: Any, i: Any, end: Any, table: Any, lines: Any) -> Any:
 
 @njit(types.int64(BYTES, types.int64, types.int64, BYTES, types.int64, types.int64, types.boolean))
 def _no_letters(data: Any, i: Any, end: Any, table: Any, flag: Any, after: Any, slash: Any) -> Any:
-    """What cl100k and o200k do where no word of letters begins; `flag` and `after` are read_class at i.
+    """Do what cl100k and o200k do where no word of letters begins; `flag` and `after` are read_class at i.
 
     With `slash`, the newlines that follow symbols may be mixed with slashes.
     """
@@ -187,7 +190,7 @@ def _no_letters(data: Any, i: Any, end: Any, table: Any, flag: Any, after: Any, 
 
 @njit(types.int64(BYTES, types.int64, types.int64, BYTES, types.int64, types.int64), inline=True)
 def _prefixed_letters(data: Any, i: Any, end: Any, table: Any, flag: Any, after: Any) -> Any:
-    r"""[^\r\n\p{L}\p{N}]?\p{L}+ at i, or i where it does not match; `flag` and `after` are read_class at i."""
+    r"""Match [^\r\n\p{L}\p{N}]?\p{L}+ at i, else return i; `flag` and `after` are read_class at i."""
     if flag & LETTER:
         return skip_letters(data, after, end, table)
     if flag & (u.NUMBER | u.NEWLINE) == 0 and after < end:
@@ -199,7 +202,7 @@ def _prefixed_letters(data: Any, i: Any, end: Any, table: Any, flag: Any, after:
 
 @njit(_POSITION)
 def word_cl100k(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """The pattern `cl100k`."""
+    """Return where the word at i ends by the pattern `cl100k`."""
     after = contraction(data, i, end, True)
     if after > i:
         return after
@@ -212,7 +215,7 @@ def word_cl100k(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 @njit(_POSITION)
 def word_qwen2(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """The pattern `qwen2`."""
+    """Return where the word at i ends by the pattern `qwen2`."""
     flag, after = read_class(data, i, end, table)
     # No other alternative of cl100k can begin with a number, so the two patterns differ only there.
     return after if flag & u.NUMBER else word_cl100k(data, i, end, table)
@@ -220,7 +223,7 @@ def word_qwen2(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 @njit(_POSITION)
 def word_gpt2(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """The pattern `gpt2`."""
+    """Return where the word at i ends by the pattern `gpt2`."""
     after = contraction(data, i, end, False)
     if after > i:
         return after
@@ -238,10 +241,10 @@ def word_gpt2(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 @njit(_POSITION)
 def cased_run(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """HEAD* TAIL+ at i, or i where it does not match.
+    """Match HEAD* TAIL+ at i, else return i.
 
-    HEAD* takes all it can. Where no lower-case letter follows, it gives back up to the last code point that is
-    also a TAIL, and the match ends there.
+    HEAD* takes all it can. Where no lower-case letter follows, it gives back up to the last code point that is also a
+    TAIL, and the match ends there.
     """
     common = i
     while i < end:
@@ -257,7 +260,7 @@ def cased_run(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 @njit(_POSITION)
 def word_o200k(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """The pattern `o200k`."""
+    """Return where the word at i ends by the pattern `o200k`."""
     flag, after = read_class(data, i, end, table)
     if flag & (u.NUMBER | u.NEWLINE) == 0:
         start = i if flag & LETTER else after
@@ -324,7 +327,7 @@ def _disputed(data: Any, offsets: Any, table: Any) -> Any:
 
 
 def code_of(pattern: str) -> int:
-    """The number of a pattern. Raises UsageError for a name that is not in PATTERNS."""
+    """Return the number of a pattern. Raises UsageError for a name that is not in PATTERNS."""
     try:
         return CODES[pattern]
     except KeyError:
@@ -339,8 +342,10 @@ def _splitter(pattern: str) -> Any:
 
 
 def split_words(text: str, pattern: str) -> list[str]:
-    """The words of a text by `tokenizers`, a hundred times slower than `word_ends`: for small amounts of text, which
-    are split before `word_ends` would be compiled."""
+    """Split a text into words by `tokenizers`, a hundred times slower than `word_ends`.
+
+    For small amounts of text, which are split before `word_ends` would be compiled.
+    """
     return [word for word, _ in _splitter(pattern).pre_tokenize_str(text)]
 
 
@@ -350,7 +355,7 @@ def word_ends(
     pattern: str,
     table: npt.NDArray[np.uint8] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Positions in `data` where the words of the documents data[offsets[d]:offsets[d + 1]] end, in order, int64[w].
+    """Return where the words of the documents data[offsets[d]:offsets[d + 1]] end in `data`, in order, int64[w].
 
     `table` gives the flags of each code point, uint8[0x110000]; without it, `unicode.class_table`.
     """
@@ -363,7 +368,7 @@ def word_ends(
 def disputed(
     data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], table: npt.NDArray[np.uint8] | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Which documents hold a code point that engines may class differently, bool[d].
+    """Return which documents hold a code point that engines may class differently, bool[d].
 
     These are the code points that have UNASSIGNED in `table`, uint8[0x110000], by default `unicode.disputed_classes`.
     An engine with a later Unicode may know them as letters, so documents that hold one are encoded by `tokenizers`

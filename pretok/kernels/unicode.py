@@ -46,7 +46,7 @@ Finder = Callable[[str, str], Iterable[str]]
 
 
 def find_with_tokenizers(expression: str, text: str) -> list[str]:
-    """`Finder` of the tokenizers library."""
+    """Find as a `Finder`, by the tokenizers library."""
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(expression), "removed", invert=True)
@@ -80,19 +80,23 @@ def write_classes(table: npt.NDArray[np.uint8], origin: str, path: Path = FILE) 
 
 @cache
 def class_table() -> npt.NDArray[np.uint8]:
-    """The flags of every code point, uint8[CODE_POINTS], read-only."""
+    """Return the flags of every code point, uint8[CODE_POINTS], read-only."""
     table = np.zeros(CODE_POINTS, np.uint8)
     for line in FILE.read_text(encoding="ascii").splitlines()[1:]:
         span, name = line.split()
         first, last = span.split("..")
         table[int(first, 16) : int(last, 16) + 1] = CLASSES[name][0]
+    # Every caller gets this one array.
     table.flags.writeable = False
     return table
 
 
 def disputed_classes() -> npt.NDArray[np.uint8]:
-    """A copy of `class_table` in which UNASSIGNED is also the one assigned code point that gigatoken classes otherwise:
-    U+0295, a small letter for tokenizers and without case in a later Unicode."""
+    """Return a copy of `class_table` in which one more code point is UNASSIGNED.
+
+    It is the one assigned code point that gigatoken classes otherwise: U+0295, a small letter for tokenizers and
+    without case in a later Unicode.
+    """
     table = class_table().copy()
     table[0x295] = UNASSIGNED
     return table

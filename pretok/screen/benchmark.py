@@ -43,20 +43,19 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Items and their grams.
-
-    fingerprint: 32 hexadecimal digits of the items and how grams are made of them; names: FILE:LINE of each item, the
-    file relative to the folder; sizes: (items,) in how many places an item has a gram, 0 if it is not checkable;
-    starts: (grams + 1,) and holders: (places,) int32: the items that hold gram g are holders[starts[g]:starts[g + 1]],
-    an item as often as it holds it.
-    """
+    """Items and their grams."""
 
     fingerprint: str
+    """32 hexadecimal digits of the items and how grams are made of them."""
     names: tuple[str, ...]
+    """FILE:LINE of each item, the file relative to the folder."""
     grams: Grams
     sizes: npt.NDArray[np.int32]
+    """(items,): in how many places an item has a gram, 0 if it is not checkable."""
     starts: npt.NDArray[np.int64]
+    """(grams + 1,): where the holders of each gram begin in `holders`."""
     holders: npt.NDArray[np.int32]
+    """(places,): the items that hold gram g are holders[starts[g]:starts[g + 1]], an item as often as it holds it."""
 
     @property
     def not_checkable(self) -> list[str]:
@@ -65,8 +64,10 @@ class Benchmark:
 
 
 def read_benchmark(folder: Path) -> Benchmark:
-    """Read the items of all JSON Lines files in a folder and its subfolders. Raises UsageError for a line that is not
-    an item."""
+    """Read the items of all JSON Lines files in a folder and its subfolders.
+
+    Raises UsageError for a line that is not an item.
+    """
     if not folder.is_dir():
         raise UsageError(
             f"{folder} is not a folder; against ([shards]) takes one with benchmark items as JSON Lines"
@@ -158,8 +159,10 @@ _NEW_I32, _NEW_I64 = (types.Array(kind, 1, "C") for kind in (types.int32, types.
 def _count(
     at: Any, hits: Any, starts: Any, holders: Any, sizes: Any, best: Any, held: Any, documents: Any, most: Any
 ) -> Any:
-    """Set (best, held) of each document: the item of which it holds the largest share, the first of equals, and how
-    many of its grams. Add to (documents, most) of each item."""
+    """Set (best, held) of each document, and add to (documents, most) of each item.
+
+    best: the item of which it holds the largest share, the first of equals; held: how many of its grams.
+    """
     counts = np.zeros(len(sizes), np.int32)
     touched = np.empty(len(sizes), np.int32)
     for d in range(len(at) - 1):
@@ -183,12 +186,14 @@ def _count(
 
 
 class ItemCount(Record, frozen=True):
-    """The matches of one item. documents: documents that hold a part of it; grams: most of its grams in one."""
+    """The matches of one item."""
 
     item: str
     size: Count
     documents: Count
+    """Documents that hold a part of it."""
     grams: Count
+    """Most of its grams in one document."""
 
 
 class ContaminationFinder:
@@ -202,8 +207,11 @@ class ContaminationFinder:
     def search(
         self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
-        """Return for each document data[offsets[d]:offsets[d + 1]] the largest share of an item that it holds, and the
-        number of that item, -1 if it holds none; both (documents,)."""
+        """Search the documents data[offsets[d]:offsets[d + 1]] for items.
+
+        Returns, for each document, the largest share of an item that it holds, and the number of that item, -1 if it
+        holds none; both (documents,).
+        """
         benchmark = self.benchmark
         at, hits = find_grams(benchmark.grams, data, offsets)
         best, held = np.full(len(offsets) - 1, -1, np.int32), np.zeros(len(offsets) - 1, np.int32)

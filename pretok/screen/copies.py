@@ -14,8 +14,11 @@ from pretok.base.tokens import Ints
 
 
 class CopiesOfPartition:
-    """The copies in one partition, as `save_copies` wrote them: the piece and number of each, ascending, and `file`,
-    `start` and `record` of the document that it is a copy of."""
+    """The copies in one partition, as `save_copies` wrote them.
+
+    The table has the piece and number of each, ascending, and `file`, `start` and `record` of the document that it is a
+    copy of.
+    """
 
     def __init__(self, path: Path) -> None:
         self._table = pq.read_table(path, use_threads=False).combine_chunks()

@@ -34,15 +34,18 @@ CONTAMINATED = (KeptColumn("contaminated_share", "", "float"), KeptColumn("conta
 
 @dataclass(frozen=True, slots=True)
 class Screening:
-    """What to look for. benchmark, fingerprint: the file of a `Benchmark` and its fingerprint, "" for none; reject:
-    reject documents that hold at least this share of an item, None: none; duplicates: whether to keep, mark or drop
-    copies of earlier documents; removed: the files of removed texts."""
+    """What to look for."""
 
     benchmark: Path | None = None
+    """The file of a `Benchmark`."""
     fingerprint: str = ""
+    """That of the benchmark, "" for none."""
     reject: Fraction | None = None
+    """Documents that hold at least this share of an item are rejected; None: none."""
     duplicates: Literal["keep", "mark", "drop"] = "keep"
+    """Whether to keep, mark or drop copies of earlier documents."""
     removed: tuple[Path, ...] = ()
+    """The files of removed texts."""
 
     @property
     def columns(self) -> tuple[KeptColumn, ...]:

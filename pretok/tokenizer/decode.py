@@ -46,7 +46,7 @@ class TextDecoder:
 
 @njit(types.int64(_I32, I64))
 def _size(ids: Any, places: Any) -> Any:
-    """The bytes of text of all ids."""
+    """Return the bytes of text of all ids."""
     total = 0
     for i in range(len(ids)):
         token = np.uint32(ids[i])
@@ -83,6 +83,7 @@ def worst_kinds(ids: Any, starts: Any, ends: Any, kinds: Any, worst: Any) -> Non
     for document in range(len(starts)):
         found = np.uint8(0)
         for i in range(starts[document], ends[document]):
+            # As an unsigned number a negative id is a large one: it is outside, too.
             found = max(found, kinds[min(np.uint32(ids[i]), outside)])
         worst[document] = found
 

@@ -77,7 +77,7 @@ class Encoder:
             self._table = disputed_table(vocab, self._engine, self._reference)
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Tokens, npt.NDArray[np.int32]]:
-        """(tokens (n,) in the shard dtype, lengths (documents,) int32 that include BOS and EOD).
+        """Encode as (tokens (n,) in the shard dtype, lengths (documents,) int32 that include BOS and EOD).
 
         Raises Unencodable with the documents of the batch that no engine can encode.
         """
@@ -90,7 +90,7 @@ class Encoder:
         return out, lengths
 
     def ids(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
-        """(ids of all documents in a row, without BOS and EOD, offsets (documents + 1,)). Raises Unencodable.
+        """Return (ids of all documents in a row, without BOS and EOD, offsets (documents + 1,)). Raises Unencodable.
 
         The fast engine encodes, except for disputed documents and for a batch with a text that it gives up on. A text
         with an endless word is not encoded, as its memory would not be bounded.
@@ -113,6 +113,7 @@ class Encoder:
         """The same encoder by `tokenizers` alone, whose ids this one must equal: 75 times slower."""
         if self._engine is self._reference:
             return self
+        # A shallow copy, which shares the vocabulary and the reference.
         exact = copy(self)
         exact._engine = self._reference
         return exact
@@ -130,6 +131,7 @@ class Encoder:
             try:
                 ids, offsets = engine.encode(texts.take(pa.array(where)))
             except Unencodable as error:
+                # The engine numbers the documents that it was given, the caller those of the whole batch.
                 raise Unencodable(where[error.documents].tolist(), error.reason) from None
             for at, document in enumerate(where):
                 parts[document] = ids[offsets[at] : offsets[at + 1]]
@@ -137,8 +139,11 @@ class Encoder:
 
 
 def endless_words(texts: pa.LargeStringArray) -> list[int]:
-    """The documents with a run of one class of LONGEST_RUN bytes, which may be one word, and some with a run of half as
-    many: a block of half of LONGEST_RUN, wherever it begins, is then of one class."""
+    """Return the documents that may have a word of LONGEST_RUN bytes.
+
+    They have a run of one class of that many bytes, and some a run of half as many: a block of half of LONGEST_RUN,
+    wherever it begins, is then of one class.
+    """
     data, offsets = buffers(texts)
     half = LONGEST_RUN // 2
     endless = []
@@ -150,7 +155,7 @@ def endless_words(texts: pa.LargeStringArray) -> list[int]:
 
 
 def choose_engine(vocab: Vocabulary, reference: ReferenceEngine) -> tuple[Engine, str]:
-    """(the fastest engine that is exact for this tokenizer, a notice if that is the slow one)."""
+    """Choose (the fastest engine that is exact for this tokenizer, a notice if that is the slow one)."""
     try:
         if not (reason := why_not_fast(vocab)):
             fast, probes = FastEngine(vocab), _probes(vocab)
@@ -172,8 +177,9 @@ def load_libraries() -> None:
 
 
 class FastEngine:
-    """`gigatoken` on Arrow buffers, one thread. Raises EngineError for a tokenizer it does not accept, UsageError for
-    an untested version.
+    """`gigatoken` on Arrow buffers, one thread.
+
+    Raises EngineError for a tokenizer it does not accept, UsageError for an untested version.
 
     Its cache keeps every distinct word, at 70 to 95 bytes, and a worker lives as long as its job. So it is loaded anew
     when the process has grown by CACHE_BYTES.
@@ -214,7 +220,7 @@ Engine = ReferenceEngine | FastEngine
 
 
 def why_not_fast(vocab: Vocabulary) -> str:
-    """Why gigatoken may encode differently from tokenizers with this tokenizer, "" if nothing is known."""
+    """Return why gigatoken may encode differently from tokenizers with this tokenizer, "" if nothing is known."""
     plain = [token for token in vocab.added if not token["special"]]
     for token in plain:
         if token["normalized"] and vocab.data.get("normalizer") and not set(token["content"]) <= INERT:
@@ -230,14 +236,14 @@ def why_not_fast(vocab: Vocabulary) -> str:
 
 
 def _probes(vocab: Vocabulary) -> pa.LargeStringArray:
-    """Texts that an engine which handles the pattern or an added token differently encodes differently."""
+    """Return texts that an engine which handles the pattern or an added token differently encodes differently."""
     names = [token["content"] for token in vocab.added]
     rows = ["".join(names), "".join(reversed(names)), " ".join(names)]
     return pa.array([PROBE, *rows, *map(ADDED_CONTEXTS.format, names)], pa.large_string())
 
 
 def _unequal(fast: Engine, reference: ReferenceEngine, texts: pa.LargeStringArray) -> list[int]:
-    """The texts that two engines encode differently; all if one of them gives up."""
+    """Return the texts that two engines encode differently; all if one of them gives up."""
     try:
         (ids, offsets), (expected, borders) = fast.encode(texts), reference.encode(texts)
     except (EngineError, Unencodable):
@@ -250,7 +256,7 @@ def _unequal(fast: Engine, reference: ReferenceEngine, texts: pa.LargeStringArra
 
 
 def disputed_table(vocab: Vocabulary, fast: Engine, reference: ReferenceEngine) -> npt.NDArray[np.uint8]:
-    """The table for `disputed`: UNASSIGNED is every code point that the engines may treat differently.
+    """Return the table for `disputed`: UNASSIGNED is every code point that the engines may treat differently.
 
     With a normalizer these are also the marks that the engines order differently, found by probes, and the scripts that
     are still growing. gigatoken has a later Unicode than tokenizers, whose NFC is of version 9.
@@ -267,8 +273,9 @@ def disputed_table(vocab: Vocabulary, fast: Engine, reference: ReferenceEngine) 
 
 
 def _join(ids: Any, offsets: Any, bos: Any, eod: Any, out: Any, lengths: Any) -> None:
-    """Cast ids into `out`, with `eod` after each document and, unless it is negative, `bos` before it. Fills `lengths`,
-    the tokens per document.
+    """Cast ids into `out`, with `eod` after each document and, unless it is negative, `bos` before it.
+
+    Fills `lengths`, the tokens per document.
 
     Positions are unsigned: a signed index could count from the end, which keeps LLVM from copying many ids at once and
     is 20 times slower.

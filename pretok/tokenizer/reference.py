@@ -70,15 +70,20 @@ class ReferenceEngine:
                 self._tokenizer = Tokenizer.from_str(msgspec.json.encode(vocab.data).decode())
         except EngineError as error:
             raise UsageError(f"{vocab.path} is not a tokenizer.json that tokenizers reads: {error}") from None
+        # Else a text that spells a special token would become it.
         self._tokenizer.encode_special_tokens = True
+        # A tokenizer.json may ask for either, and both would change the ids of a document.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        # A normalizer may compose characters across a cut, and an added token may lie across one.
         whole = vocab.data.get("normalizer") or not all(token["special"] for token in vocab.added)
         self._cuts = pattern_of(vocab.data) is not None and not whole
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
-        """(ids of all documents in a row, offsets (documents + 1,)). Raises Unencodable with those that it cannot
-        encode."""
+        """Encode texts as (ids of all documents in a row, offsets (documents + 1,)).
+
+        Raises Unencodable with those that it cannot encode.
+        """
         parts, failed = [], dict[int, str]()
         for document, text in enumerate(texts.to_pylist()):
             try:
@@ -95,10 +100,10 @@ class ReferenceEngine:
         return np.array(encoding.ids, np.uint32)
 
     def _pieces(self, text: str) -> list[str]:
-        """A text in pieces of LONG characters or a little more, the words of which are those of the whole.
+        """Cut a text into pieces of LONG characters or a little more, the words of which are those of the whole.
 
-        All patterns end a word between a letter or digit and what follows here. None looks at what is before a word,
-        or beyond its end unless it is white space.
+        All patterns end a word between a letter or digit and what follows here. None looks at what is before a word, or
+        beyond its end unless it is white space.
         """
         if len(text) <= LONG or not self._cuts:
             return [text]
@@ -106,15 +111,17 @@ class ReferenceEngine:
 
 
 def join_parts(parts: list[Ids]) -> tuple[Ids, Ints]:
-    """(the ids of all documents in a row, offsets (documents + 1,))."""
+    """Return (the ids of all documents in a row, offsets (documents + 1,))."""
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
     return np.concatenate([np.empty(0, np.uint32), *parts]), offsets
 
 
 def pattern_of(tokenizer: dict[str, Any]) -> str | None:
-    """The name in PATTERNS of the pattern that alone splits texts into words; None if another or a second one does.
-    GPT-2's is built into ByteLevel."""
+    """Return the name in PATTERNS of the pattern that alone splits texts into words.
+
+    None if another or a second one does. GPT-2's is built into ByteLevel.
+    """
     match tokenizer["pre_tokenizer"]:
         case {"type": "ByteLevel", "add_prefix_space": False, **others} if others.get("use_regex", True):
             return "gpt2"

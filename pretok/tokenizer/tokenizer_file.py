@@ -19,7 +19,7 @@ from pretok.base.storage import digest
 
 
 def _byte_characters() -> list[str]:
-    """The printable character for each byte in a byte-level vocabulary.
+    """Return the printable character for each byte in a byte-level vocabulary.
 
     Bytes that are printable in Latin-1 stand for themselves, the others get the code points from U+0100 on. The mapping
     is that of the GPT-2 tokenizer (Radford et al., 2019) and of ByteLevel in `tokenizers`.
@@ -36,12 +36,12 @@ ALPHABET = tuple(sorted(range(256), key=lambda byte: BYTE_CHARACTERS[byte]))
 
 
 def to_characters(token: bytes) -> str:
-    """A token's bytes as a tokenizer.json writes them."""
+    """Write a token's bytes as a tokenizer.json writes them."""
     return "".join(BYTE_CHARACTERS[byte] for byte in token)
 
 
 def to_bytes(token: str) -> bytes:
-    """Inverse of `to_characters`. Raises KeyError for a character that no byte has."""
+    """Invert `to_characters`. Raises KeyError for a character that no byte has."""
     return bytes(CHARACTER_BYTES[character] for character in token)
 
 
@@ -172,10 +172,10 @@ def effective(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def read_tokenizer(path: Path, *, decode_only: bool = False) -> tuple[bytes, dict[str, Any], int]:
-    """(the bytes of a tokenizer.json, its `canonical` contents, one more than its highest id).
+    """Read (the bytes of a tokenizer.json, its `canonical` contents, one more than its highest id).
 
-    decode_only: also accept a BPE with tokens for bytes (`byte_fallback`), of which the text follows from ids.
-    Raises FileNotFoundError, and UsageError if it is not a byte-level BPE with each id once.
+    decode_only: also accept a BPE with tokens for bytes (`byte_fallback`), of which the text follows from ids. Raises
+    FileNotFoundError, and UsageError if it is not a byte-level BPE with each id once.
     """
     if hint := conversion(path):
         raise UsageError(hint)
@@ -262,7 +262,10 @@ def is_byte_fallback(data: dict[str, Any]) -> bool:
 
 
 def _check_model(path: Path, contents: TokenizerJson) -> None:
-    """Raises UsageError if it is not byte-level: all 256 bytes are tokens, and a ByteLevel step makes them of text."""
+    """Check that a model is byte-level: all 256 bytes are tokens, and a ByteLevel step makes them of text.
+
+    Raises UsageError.
+    """
     model = contents.model
     levels = [step for step in _steps(contents.pre_tokenizer) if step.type == "ByteLevel"]
     if not levels or not model.vocab.keys() >= CHARACTER_BYTES.keys():
@@ -276,9 +279,11 @@ def _check_model(path: Path, contents: TokenizerJson) -> None:
 
 
 def _check_ids(path: Path, contents: TokenizerJson) -> int:
-    """One more than the highest id. `tokenizers` ignores the ids of added tokens in the file: it numbers those that the
-    model lacks after the entries of the model and the added tokens before them. So only a file with these ids has one
-    meaning. Ids of no entry are allowed, as cl100k has some, but fewer than entries: rows of matrices are made for all.
+    """Check the ids of a tokenizer.json, and return one more than the highest.
+
+    `tokenizers` ignores the ids of added tokens in the file: it numbers those that the model lacks after the entries of
+    the model and the added tokens before them. So only a file with these ids has one meaning. Ids of no entry are
+    allowed, as cl100k has some, but fewer than entries: rows of matrices are made for all.
     """
     vocab = contents.model.vocab
     tokens = {i: token for token, i in vocab.items()}

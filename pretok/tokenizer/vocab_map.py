@@ -24,12 +24,13 @@ class MapEnd(Record, frozen=True):
 
 
 class VocabMap(Record, frozen=True):
-    """rows: id of a new entry -> the old ids that it consists of, in order. Other ids below old.size keep their row."""
+    """Which old rows of a matrix make the new ones; other ids below old.size keep their row."""
 
     version: Count
     old: MapEnd
     new: MapEnd
     rows: dict[str, tuple[Count, ...]]
+    """Id of a new entry -> the old ids that it consists of, in order."""
 
 
 def write_map(path: Path, old: MapEnd, new: MapEnd, rows: dict[int, tuple[int, ...]]) -> None:

@@ -47,15 +47,18 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer. raw: the bytes of the tokenizer.json; data: its `canonical` contents; size: one more than the
-    largest id; bos_id: the token before each document, None for none."""
+    """A tokenizer."""
 
     path: Path
     raw: bytes = field(repr=False)
+    """The bytes of the tokenizer.json."""
     data: dict[str, Any] = field(repr=False)
+    """Its `canonical` contents."""
     size: int
+    """One more than the largest id."""
     eod_id: int
     bos_id: int | None = None
+    """The token before each document, None for none."""
 
     @property
     def added(self) -> list[dict[str, Any]]:
@@ -69,7 +72,7 @@ class Vocabulary:
         return {token["content"]: token["id"] for token in self.added}
 
     def with_special(self, names: Collection[str]) -> Vocabulary:
-        """The same tokenizer with these added tokens special, so that no text becomes one of them."""
+        """Return the same tokenizer with these added tokens special, so that no text becomes one of them."""
         added = [{**token, "special": token["special"] or token["content"] in names} for token in self.added]
         return replace(self, data={**self.data, "added_tokens": added})
 
@@ -86,7 +89,7 @@ class Vocabulary:
         return config
 
     def role(self, name: str) -> str:
-        """The token that `config` gives a role such as eos_token; "" if it names none. Raises UsageError."""
+        """Return the token that `config` gives a role such as eos_token; "" if it names none. Raises UsageError."""
         token = self.config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         if not isinstance(text, str | None):
@@ -140,7 +143,10 @@ class Vocabulary:
         return [(left, right) for left, right in self.data["model"]["merges"]]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of text of an id; of an added token, or one that is not byte-level, its name; b"" of a hole."""
+        """Return the bytes of text of an id.
+
+        Of an added token, or one that is not byte-level, they are its name; of a hole b"".
+        """
         text = self.tokens.get(token, "")
         if self._byte_fallback and text not in self._special:
             byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
@@ -158,7 +164,7 @@ class Vocabulary:
 def tokenizer_data(
     pattern: str, special_tokens: Sequence[str], merges: Sequence[tuple[bytes, bytes]]
 ) -> dict[str, Any]:
-    """A tokenizer.json. pattern: the regular expression of its Split; merges: pairs of token bytes, in order.
+    """Make a tokenizer.json. pattern: the regular expression of its Split; merges: pairs of token bytes, in order.
 
     A merge whose result is a token already adds no entry, as in `tokenizers`. Raises UsageError if merges spell a
     special token: text could then become one.
@@ -270,7 +276,10 @@ def _entry(vocab: Vocabulary, token: int, what: str) -> int:
 
 
 def _bos_id(vocab: Vocabulary, bos: str | int, eod_id: int) -> int:
-    """Only a special token is accepted: no text becomes one, so it occurs only where documents begin."""
+    """Return the id of BOS.
+
+    Only a special token is accepted: no text becomes one, so it occurs only where documents begin.
+    """
     if isinstance(bos, int):
         return _entry(vocab, bos, "token to begin documents with,")
     special = {token["content"]: token["id"] for token in vocab.added if token["special"]}

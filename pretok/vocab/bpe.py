@@ -56,7 +56,10 @@ class Merges:
     """The bytes of every id, initial and new."""
 
     def first(self, size: int) -> list[tuple[bytes, bytes]]:
-        """The merges of the first `size` entries, in order, as bytes: those that training to this size would give."""
+        """Return the merges of the first `size` entries, in order, as bytes.
+
+        They are those that training to this size would give.
+        """
         largest = np.maximum.accumulate(self.products)
         end = int(np.searchsorted(largest, size - 1))  # where the last of the entries is made
         end += end < len(largest) and int(largest[end]) < size
@@ -66,13 +69,14 @@ class Merges:
 def train_merges(
     buffer: SymbolBuffer, *, vocab_size: int, special_tokens: int, report: Report = NO_REPORT
 ) -> Merges:
-    """The merges of a vocabulary of `vocab_size` entries: special tokens, the 256 bytes (in order of ALPHABET), merges.
+    """Train the merges of a vocabulary of `vocab_size` entries: special tokens, 256 bytes (as in ALPHABET), merges.
 
     `buffer`: distinct words as `buffer_of` lays them out, which are used up. `special_tokens`: how many ids they take;
     in Merges.tokens they are b"". A merge that spells a special token therefore makes a token of its own, where
     `tokenizers` would reuse the special one's id; the caller refuses such a name.
     """
     tokens = [b""] * special_tokens + [bytes([byte]) for byte in ALPHABET]
+    # Special tokens have the first ids, so those of the bytes move up behind them; boundaries stay negative.
     np.add(buffer.symbols, special_tokens, out=buffer.symbols, where=buffer.symbols >= 0)
     return _train(buffer, tokens, vocab_size - len(tokens), report=report)
 
@@ -84,7 +88,7 @@ def extend_merges(
     max_new: int,
     report: Report = NO_REPORT,
 ) -> Merges:
-    """BPE that continues where an old vocabulary stopped; new tokens are numbered from len(tokens) on.
+    """Continue BPE where an old vocabulary stopped; new tokens are numbered from len(tokens) on.
 
     `buffer`: words split into the old tokens 0 to len(tokens) - 1, which are used up; `tokens`: the bytes of each, b""
     for one that no text spells; `apart`, bool[ids]: tokens that are never joined. A pair that spells an old token is
@@ -98,7 +102,7 @@ def extend_merges(
 def _train(
     buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: int = 0, report: Report = NO_REPORT
 ) -> Merges:
-    """The loop over merges. A pair that spells one of the first `closed` tokens is left alone. report: gets entries."""
+    """Loop over merges. A pair that spells one of the first `closed` tokens is left alone. report: gets entries."""
     names = list(tokens)
     ids = {name: token for token, name in reversed([*enumerate(names)]) if name}  # of equal names the first
     first = len(names)

@@ -94,7 +94,7 @@ def _build_vocab(
     counts: CorpusCounts | None,
     old: Vocabulary | None,
 ) -> VocabReport:
-    """old: the tokenizer to extend, None to begin with the bytes."""
+    """Build the vocabulary. old: the tokenizer to extend, None to begin with the bytes."""
     folder = recipe.vocab_dir
     if counts is not None and counts.config.pattern != recipe.vocab.pattern:
         raise UsageError(
@@ -152,7 +152,7 @@ def _refuse_unread(recipe: Recipe, counts: CorpusCounts) -> None:
 
 
 def _refuse_others(vocab: Vocab, folder: Path) -> None:
-    """Raises UsageError for a tokenizer that would be overwritten and that build-vocab did not make."""
+    """Raise UsageError for a tokenizer that would be overwritten and that build-vocab did not make."""
     if any((folder / name).exists() for name in (STARTED_FILE, REPORT_FILE)):
         return
     for target in (folder, *(folder / str(size) for size in vocab.other_sizes)):
@@ -164,7 +164,7 @@ def _refuse_others(vocab: Vocab, folder: Path) -> None:
 
 
 def refuse_short(report: VocabReport, vocab: Vocab) -> None:
-    """Raises PartitionsFailed for fewer entries than requested: embeddings would get another size."""
+    """Raise PartitionsFailed for fewer entries than requested: embeddings would get another size."""
     if vocab.extend is None and report.size < vocab.size:
         raise PartitionsFailed(
             f"the vocabulary has {report.size:,} entries, not the {vocab.size:,} asked for: no two tokens are left to "
@@ -174,7 +174,7 @@ def refuse_short(report: VocabReport, vocab: Vocab) -> None:
 
 
 def check_settings(vocab: Vocab) -> None:
-    """Raises UsageError if no vocabulary can have these settings."""
+    """Raise UsageError if no vocabulary can have these settings."""
     if vocab.path is not None:
         raise UsageError(
             f"[vocab] path names the tokenizer {vocab.path}, so there is nothing to train: continue with pretok "
@@ -205,7 +205,7 @@ def check_settings(vocab: Vocab) -> None:
 def _config(
     vocab: Vocab, compare: Sequence[Path], source: dict[str, Any], old: Vocabulary | None
 ) -> dict[str, Any]:
-    """Everything that decides the files. source: what decides the counts, or their fingerprint."""
+    """Return everything that decides the files. source: what decides the counts, or their fingerprint."""
     return {
         **source,
         "pattern": vocab.pattern,
@@ -222,8 +222,10 @@ def _config(
 def train_vocabularies(
     counts: CorpusCounts, vocab: Vocab, folder: Path, old: Vocabulary | None, progress: Gauge
 ) -> tuple[dict[int, Vocabulary], Tally]:
-    """Train once, to the largest size, and write the vocabularies: (vocabularies by requested size, the main one first;
-    the counts)."""
+    """Train once, to the largest size, and write the vocabularies.
+
+    Returns (vocabularies by requested size, the main one first; the counts).
+    """
     special = vocab.special_tokens
     progress.expect(vocab.size - len(special) - 256 if old is None else vocab.add, unit="entries")
     progress.note = "reading the counts"
@@ -247,11 +249,10 @@ def train_vocabularies(
 
 
 def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple[SymbolBuffer, Tally]:
-    """The words to merge, as bytes or as tokens of the old vocabulary, laid out bucket by bucket: all words at once
-    would take a third of the memory of merging.
+    """Lay out the words to merge, as bytes or as tokens of the old vocabulary, bucket by bucket.
 
-    Raises IntegrityError for damaged counts, and UsageError, before the work, for words whose merging does not fit the
-    free memory.
+    All words at once would take a third of the memory of merging. Raises IntegrityError for damaged counts, and
+    UsageError, before the work, for words whose merging does not fit the free memory.
     """
     counts.check()
     encoder = None if old is None else Encoder(old)

@@ -55,7 +55,7 @@ def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Voca
 
 
 def _check_merges(old: Vocabulary) -> None:
-    """Raises UsageError for an entry that no merge makes: no text would ever become it."""
+    """Raise UsageError for an entry that no merge makes: no text would ever become it."""
     model = old.data["model"]
     reached = {left + right for left, right in old.merges} | old.added_tokens.keys()
     lost = [token for token in model["vocab"] if len(token) > 1 and token not in reached]
@@ -67,8 +67,10 @@ def _check_merges(old: Vocabulary) -> None:
 
 
 def _check_added(old: Vocabulary, pattern: str) -> None:
-    """Raises UsageError if text could become an added token once it is in model.vocab: with ignore_merges, a whole word
-    that is an entry becomes that entry."""
+    """Raise UsageError if text could become an added token once it is in model.vocab.
+
+    With ignore_merges, a whole word that is an entry becomes that entry.
+    """
     model = old.data["model"]
     for token in old.added_tokens.keys() - model["vocab"].keys() if model.get("ignore_merges") else ():
         spelled = np.frombuffer(_spelled(token), np.uint8)
@@ -80,12 +82,12 @@ def _check_added(old: Vocabulary, pattern: str) -> None:
 
 
 def _spelled(token: str) -> bytes:
-    """The bytes of an entry; b"" if no merge makes it."""
+    """Return the bytes of an entry; b"" if no merge makes it."""
     return to_bytes(token) if set(token) <= CHARACTER_BYTES.keys() else b""
 
 
 def tokens_of(old: Vocabulary) -> tuple[list[bytes], npt.NDArray[np.bool_]]:
-    """(the bytes of each id, bool[ids]: whether it is an added token, which merges never join)."""
+    """Return (the bytes of each id, bool[ids]: whether it is an added token, which merges never join)."""
     apart = np.zeros(old.size, np.bool_)
     apart[list(old.added_tokens.values())] = True
     return [_spelled(old.tokens.get(i, "")) for i in range(old.size)], apart
@@ -104,6 +106,7 @@ def write_extended(folder: Path, old: Vocabulary, merges: Merges) -> Vocabulary:
     if not (folder / CONFIG_FILE).exists():
         roles = dict.fromkeys(("eos_token", "pad_token"), old.tokens[old.eod_id])
         write_json(folder / CONFIG_FILE, {**roles, "tokenizer_class": "PreTrainedTokenizerFast"})
+    # Behind the old merges, which apply first: their tokens are only joined further.
     model = {**model, "vocab": vocab, "merges": model["merges"] + more}
     write_json(folder / TOKENIZER_FILE, {**old.data, "model": model})
     extended = load_vocab(folder, old.eod_id, old.bos_id)
@@ -113,7 +116,7 @@ def write_extended(folder: Path, old: Vocabulary, merges: Merges) -> Vocabulary:
 
 
 def parts_of(merges: Merges, old_size: int) -> dict[int, tuple[int, ...]]:
-    """New id -> the old ids that it consists of, along the merge that made it first."""
+    """Map each new id to the old ids that it consists of, along the merge that made it first."""
     parts: dict[int, tuple[int, ...]] = {}
     for (left, right), product in zip(merges.pairs.tolist(), merges.products.tolist(), strict=True):
         if product >= old_size and product not in parts:

@@ -68,7 +68,7 @@ def open_tokenizer(path: Path) -> tuple[Encoder, Vocabulary]:
 
 
 def empty_measure(sources: int, sizes: Sequence[int]) -> Measure:
-    """A Measure of zeros. sizes: number of entries of each tokenizer."""
+    """Return a Measure of zeros. sizes: number of entries of each tokenizer."""
     words, size, distinct = np.zeros((3, sources), np.int64)
     return Measure(words, size, distinct, tuple(np.zeros((sources, size), np.int64) for size in sizes))
 
@@ -91,14 +91,16 @@ def measure_bucket(task: MeasureTask, report: Report) -> Measure:
 
 
 def measure_texts(path: Path, texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
-    """How often any tokenizer uses each of its ids in texts, int64[ids]. Raises Unencodable."""
+    """Return how often any tokenizer uses each of its ids in texts, int64[ids]. Raises Unencodable."""
     encoder, vocab = open_tokenizer(path)
     return np.bincount(encoder.ids(texts)[0], minlength=vocab.size)
 
 
 def measure_heldout(path: Path, counts: CorpusCounts, console: Console) -> Measure:
-    """The held-out texts of each source by one tokenizer. Words are those between spaces. Uses are NaN in a source with
-    a text that the tokenizer cannot encode."""
+    """Measure the held-out texts of each source by one tokenizer. Words are those between spaces.
+
+    Uses are NaN in a source with a text that the tokenizer cannot encode.
+    """
     sources = len(counts.sources)
     total = empty_measure(sources, [])
     uses = np.zeros((sources, open_tokenizer(path)[1].size))
@@ -116,6 +118,6 @@ def measure_heldout(path: Path, counts: CorpusCounts, console: Console) -> Measu
 
 
 def names_of(vocab: Vocabulary) -> list[bytes]:
-    """The bytes of each entry, b"" of added tokens."""
+    """Return the bytes of each entry, b"" of added tokens."""
     added = set(vocab.added_tokens.values())
     return [b"" if i in added else vocab.token_bytes(i) for i in range(vocab.size)]

@@ -69,7 +69,7 @@ class Pairs:
     """The pairs that occur in a buffer. used: see ROWS."""
 
     def __init__(self, buffer: SymbolBuffer, tokens: int) -> None:
-        """tokens: how many there will be, at most."""
+        """Begin with the pairs of `buffer`. tokens: how many there will be, at most."""
         self._text = buffer.symbols, buffer.starts, buffer.hints, buffer.counts
         self._changes = np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
         self._rows = np.empty(2 * tokens, np.int64)
@@ -114,8 +114,11 @@ class Pairs:
         self._table[row + COUNT] = 0
 
     def frequent(self) -> tuple[list[Entry], int]:
-        """(a heap of the most frequent pairs, the smallest count on it, which is half of the greatest): so the heap
-        stays short, and the counts must halve before it is built anew. Empty if all pairs are to be left out."""
+        """Return (a heap of the most frequent pairs, the smallest count on it); empty if all pairs are to be left out.
+
+        The smallest count is half of the greatest: so the heap stays short, and the counts must halve before it is
+        built anew.
+        """
         rows = self._table.reshape(-1, PAIR)
         floor = max(1, int(self.used[LEAST]), int(rows[:, COUNT].max()) // 2)
         at = np.flatnonzero(rows[:, COUNT] >= floor)
@@ -133,8 +136,10 @@ class Pairs:
         return True
 
     def merge(self, row: int, product: int, known: bool, floor: int) -> list[Entry]:
-        """Join all occurrences of the pair in a row; returns the new pairs that occur `floor` times. known: whether the
-        product is an older token, which may occur elsewhere."""
+        """Join all occurrences of the pair in a row; returns the new pairs that occur `floor` times.
+
+        known: whether the product is an older token, which may occur elsewhere.
+        """
         more = self._rows[
             : _merge_pair(
                 *self._text,
@@ -155,8 +160,9 @@ def _merge_pair(
     symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, places: Any, used: Any, changes: Any, rows: Any,
     row: Any, product: Any, known: Any, floor: Any,
 ) -> Any:  # fmt: skip
-    """Join all occurrences of the pair in `row` to `product`. Returns n; the first n of `rows` are then the rows of the
-    new pairs that occur `floor` times.
+    """Join all occurrences of the pair in `row` to `product`.
+
+    Returns n; the first n of `rows` are then the rows of the new pairs that occur `floor` times.
 
     known: the product is an older token that may occur elsewhere. Then all occurrences of the pairs with it are counted
     again, as some were left out. The table has room for two new pairs with each token. `changes` is all zeros before
@@ -169,6 +175,7 @@ def _merge_pair(
     # Joining one occurrence makes at most two pairs, each of two integers.
     made = np.empty(4 * (stop - start), np.int32)
     n = _join_all(text, key, product, places.ctypes, start, stop, noted, made.ctypes)
+    # Its places are used up: `_tidy` drops them.
     table[row + SIZE] = 0
     # 2. Left-out pairs with an older product may have become frequent: count all occurrences of its pairs.
     if known:
@@ -180,6 +187,7 @@ def _merge_pair(
     room = _take_rows(pairs, size, used.ctypes, noted, product, rows.ctypes)
     if used[PLACES] + room > used[LIMIT]:
         _tidy(text, pairs, size, places.ctypes, used.ctypes)
+        # A quarter more until the next time: tidying then costs a constant share of noting places.
         used[LIMIT] = used[PLACES] + used[PLACES] // 4 + room
     _make_room(pairs, used.ctypes, noted, rows.ctypes)
     _note_places(places.ctypes, noted, made.ctypes, n)
@@ -231,8 +239,10 @@ def _join_all(
 
 @njit(types.int64(TEXT, types.int64, types.int64, POINTER, POINTER32, types.int64), inline=True)
 def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> Any:
-    """Join the token at p and the next one. Appends slot and position of the new pairs to the `n` in `made`; returns
-    the new n."""
+    """Join the token at p and the next one.
+
+    Appends slot and position of the new pairs to the `n` in `made`; returns the new n.
+    """
     symbols = text.symbols
     q = after(symbols, p)
     start, end = before(symbols, p), after(symbols, q)
@@ -273,8 +283,10 @@ def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
 
 @njit(types.Tuple((I32, types.int64))(TEXT, types.int64, POINTER))
 def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
-    """Note all pairs with a token as new, as if all its occurrences had just been made: (`made` as in `_join_all`, the
-    number of new pairs in it)."""
+    """Note all pairs with a token as new, as if all its occurrences had just been made.
+
+    Returns (`made` as in `_join_all`, the number of new pairs in it).
+    """
     symbols = text.symbols
     made, n = np.empty(1024, np.int32), 0
     for p in range(1, text.size - 1):
@@ -300,8 +312,10 @@ def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
 
 @njit(types.int64(types.int64, types.int64, types.int64), inline=True)
 def _key(slot: Any, left: Any, right: Any) -> Any:
-    """The pair of a slot as one integer. Slot 2 x token is (token, right), 2 x token + 1 is (left, token). Keys sort as
-    pairs do."""
+    """Return the pair of a slot as one integer. Keys sort as pairs do.
+
+    Slot 2 x token is (token, right), 2 x token + 1 is (left, token).
+    """
     token = slot >> 1
     if slot & 1:
         return (left << 32) | token
@@ -310,9 +324,10 @@ def _key(slot: Any, left: Any, right: Any) -> Any:
 
 @njit(types.int64(POINTER, types.int64, POINTER, POINTER, types.int64, POINTER))
 def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, rows: Any) -> Any:
-    """Find a row for each new pair and write it to `rows`, -1 for a pair that is left out; returns how many places all
-    take. The row of a pair that is in the table already, with an older product, begins at 0: the changes hold all its
-    occurrences.
+    """Find a row for each new pair and write it to `rows`, -1 for a pair that is left out.
+
+    Returns how many places all take. The row of a pair that is in the table already, with an older product, begins at
+    0: the changes hold all its occurrences.
     """
     room = 0
     for k in range(changes[_NEW]):
@@ -345,6 +360,7 @@ def _make_room(table: Any, used: Any, changes: Any, rows: Any) -> Any:
         table[row + SIZE] = changes[change + _NOTED]
         table[row + COUNT] = changes[change + _SUM]
         used[PLACES] = at + table[row + SIZE]
+        # From here on it is where `_note_places` writes the next position of the pair.
         changes[change + _NOTED] = at
 
 
@@ -450,14 +466,14 @@ def _note_pairs(symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, 
 
 @njit(types.int64(TEXT, types.int64), inline=True)
 def _pair_at(text: Any, p: Any) -> Any:
-    """The pair whose left token begins at p, or FREE if there is none."""
+    """Return the pair whose left token begins at p, or FREE if there is none."""
     a, b = np.int64(text.symbols[p]), np.int64(text.symbols[after(text.symbols, p)])
     return (a << 32) | b if a >= 0 and b >= 0 else FREE
 
 
 @njit(types.int64(POINTER, types.int64, types.int64), inline=True)
 def _find(table: Any, size: Any, key: Any) -> Any:
-    """Where in a table of `size` integers the row of a pair begins, or the free row where it belongs."""
+    """Return where in a table of `size` integers the row of a pair begins, or the free row where it belongs."""
     mask = size - 1
     # Both ids reach the upper half of the product, but only the right one the lower half.
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
@@ -469,8 +485,9 @@ def _find(table: Any, size: Any, key: Any) -> Any:
 
 @njit(LONGS(types.int64))
 def _new_table(rows: Any) -> Any:
-    """A table of at least `rows` rows, all free."""
+    """Return a table of at least `rows` rows, all free."""
     capacity = 1024
+    # A power of two, as `_find` masks positions.
     while capacity < rows:
         capacity *= 2
     table = np.zeros(PAIR * capacity, np.int64)
@@ -481,12 +498,13 @@ def _new_table(rows: Any) -> Any:
 
 @njit(LONGS(LONGS, LONGS, types.int64))
 def _renew(table: Any, used: Any, reserve: Any) -> Any:
-    """A table of the pairs that still occur often enough, with room for `reserve` more."""
+    """Return a table of the pairs that still occur often enough, with room for `reserve` more."""
     least = max(1, used[LEAST])
     used[ROWS] = 0
     for row in range(0, len(table), PAIR):
         # A free row counts 0, less than `least`.
         used[ROWS] += table[row + COUNT] >= least
+    # Half full at most: then it lasts until two thirds are in use (`grow`).
     renewed = _new_table(2 * (used[ROWS] + reserve))
     for row in range(0, len(table), PAIR):
         if table[row + COUNT] >= least:

@@ -42,7 +42,7 @@ def make_report(
     compared: Mapping[str, tuple[Vocabulary, Measure]],
     config: dict[str, Any],
 ) -> VocabReport:
-    """The report.
+    """Make the report.
 
     vocabularies: by the size asked for, the main one first, as in `measure`; compared: tokenizers on held-out texts,
     THIS first.
@@ -88,7 +88,7 @@ def make_report(
 
 
 def mix_scale(weights: dict[str, Fraction], sizes: dict[str, int]) -> Floats:
-    """float64[sources]: how much of each source the mix has, as a multiple of what was counted.
+    """Return how much of each source the mix has, as a multiple of what was counted, float64[sources].
 
     The mix has as much text as was counted, in the proportions of `weights`. Uses, words or bytes times this add up to
     those of the mix.
@@ -98,14 +98,17 @@ def mix_scale(weights: dict[str, Fraction], sizes: dict[str, int]) -> Floats:
 
 
 def _per(text: Floats, heldout: npt.NDArray[Any]) -> Floats:
-    """text / heldout; NaN without held-out text."""
+    """Return text / heldout; NaN without held-out text."""
     scale = np.where(text == 0, 0.0, np.nan)
     np.divide(text, heldout, out=scale, where=heldout > 0)
     return scale
 
 
 def _learned_by_use(vocab: Vocabulary, uses: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
-    """(the entries that merges made, the rarest first; how often the mix uses each). uses: float64[ids], in the mix."""
+    """Return (the entries that merges made, the rarest first; how often the mix uses each).
+
+    uses: float64[ids], in the mix.
+    """
     learned = np.flatnonzero([len(name) > 1 for name in names_of(vocab)])
     order = learned[np.argsort(uses[learned], kind="stable")]
     return order, uses[order]
@@ -114,7 +117,7 @@ def _learned_by_use(vocab: Vocabulary, uses: Floats) -> tuple[npt.NDArray[np.int
 def figures(
     vocab: Vocabulary, measure: Measure, uses: npt.NDArray[Any], names: Sequence[str], scale: Floats
 ) -> dict[str, TokenizerFigures]:
-    """The figures of a vocabulary for each source, and for MIX.
+    """Return the figures of a vocabulary for each source, and for MIX.
 
     uses: (sources, ids), those of this vocabulary; scale: float64[sources], how much of each source the mix has, as a
     multiple of the measured amount; NaN without a measured amount.
@@ -161,14 +164,16 @@ COLUMNS = {
 def figures_table(
     title: str, headings: Sequence[str], rows: Iterable[tuple[str, TokenizerFigures, Sequence[str]]]
 ) -> Table:
-    """A table of figures. headings: of the first column and of those behind COLUMNS; rows: (first cell, figures, cells
-    behind COLUMNS)."""
+    """Make a table of figures.
+
+    headings: of the first column and of those behind COLUMNS; rows: (first cell, figures, cells behind COLUMNS).
+    """
     cells = [(name, *(_cell(form, row) for form in COLUMNS.values()), *more) for name, row, more in rows]
     return table(title, (headings[0], *COLUMNS, *headings[1:]), cells)
 
 
 def sources_table(report: VocabReport) -> Table:
-    """The figures of the vocabulary for each source."""
+    """Return the figures of the vocabulary for each source."""
     more = {
         name: (
             _cell("{0.weight:.1%}", source),
@@ -208,7 +213,7 @@ def show_report(report: VocabReport, console: Console, *, compared: bool) -> Non
 
 
 def _cell(template: str, record: object) -> str:
-    """A dash if there is no figure."""
+    """Fill a cell; a dash if there is no figure."""
     try:
         text = template.format(record)
     except TypeError:  # None has no number format

@@ -77,5 +77,5 @@ class VocabReport(Record, frozen=True):
 
 
 def ratio(a: float, b: float | None, digits: int = 4) -> float | None:
-    """a / b, rounded for the report; None if b is 0."""
+    """Return a / b, rounded for the report; None if b is 0."""
     return round(float(a) / float(b), digits) if b else None

@@ -103,12 +103,17 @@ class BufferWriter:
         self._end = _place(tokens, offsets, self._symbols, self._end)
 
     def _resize(self, size: int) -> None:
-        """Resize in place, or let the kernel move it, so a large array is never in memory twice. No view of it
-        exists."""
+        """Resize in place, or let the kernel move it, so a large array is never in memory twice.
+
+        No view of it exists.
+        """
         self._symbols.resize(size, refcheck=False)
 
     def buffer(self) -> SymbolBuffer:
-        """The words added. Raises UsageError if they take more positions than `most`, or than 32 bits can number."""
+        """Return the words added.
+
+        Raises UsageError if they take more positions than `most`, or than 32 bits can number.
+        """
         if self.size > self._most:
             raise UsageError(
                 f"{self.words:,} distinct words of {self.bytes:,} bytes are too many to merge here: words and bytes "
@@ -125,19 +130,19 @@ class BufferWriter:
 
 
 def byte_tokens(data: Bytes) -> Int32s:
-    """The token of each byte: its place in ALPHABET."""
+    """Return the token of each byte: its place in ALPHABET."""
     return _IDS[data]
 
 
 def buffer_of(data: Bytes, offsets: Ints, counts: Ints) -> SymbolBuffer:
-    """The SymbolBuffer of words of bytes: word w is data[offsets[w]:offsets[w + 1]] and occurs counts[w] times."""
+    """Return the SymbolBuffer of words of bytes: word w is data[offsets[w]:offsets[w + 1]], counts[w] times."""
     writer = BufferWriter()
     writer.add(byte_tokens(data), offsets, counts)
     return writer.buffer()
 
 
 class _Pointers(NamedTuple):
-    """A SymbolBuffer as pointers: with arrays, counting references took half of the time. size: positions."""
+    """A SymbolBuffer as pointers: with arrays, counting references took half of the time."""
 
     size: Any
     symbols: Any
@@ -151,27 +156,28 @@ TEXT = types.NamedTuple((types.int64, POINTER32, POINTER32, POINTER32, POINTER),
 
 @njit(TEXT(types.int64, POINTER32, POINTER32, POINTER32, POINTER), inline=True)
 def text_of(size: Any, symbols: Any, starts: Any, hints: Any, counts: Any) -> Any:
-    """A _Text of arrays, which must outlive it."""
+    """Return a _Text of arrays, which must outlive it."""
     return _Pointers(size, symbols, starts, hints, counts)
 
 
 @njit(types.int64(POINTER32, types.int64), inline=True)
 def after(symbols: Any, p: Any) -> Any:
-    """The position after the token that begins at p."""
+    """Return the position after the token that begins at p."""
+    # Behind a token of several positions stands its length; otherwise the next token or boundary does.
     covered = symbols[p + 1]
     return p - covered if covered < BOUNDARY else p + 1
 
 
 @njit(types.int64(POINTER32, types.int64), inline=True)
 def before(symbols: Any, p: Any) -> Any:
-    """The position where the token before p begins, or the boundary before p."""
+    """Return the position where the token before p begins, or the boundary before p."""
     covered = symbols[p - 1]
     return p + covered if covered < BOUNDARY else p - 1
 
 
 @njit(types.int64(TEXT, types.int64), inline=True)
 def count_at(text: Any, p: Any) -> Any:
-    """How often the word that holds position p occurs."""
+    """Return how often the word that holds position p occurs."""
     # The hint is right for the first position of 2**HINT_BITS, so the walk is shorter than that.
     run = np.int64(text.hints[p >> HINT_BITS])
     while text.starts[run + 1] <= p:

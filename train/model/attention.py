@@ -29,15 +29,14 @@ VARLEN_WIDTH = 256
 
 
 class Spans(NamedTuple):
-    """Parts of flattened sequences; tokens attend only within their part.
-
-    ends: (N + 1,) int32, cumulative lengths, starting with 0; the last parts may be empty. longest: upper limit of
-    their lengths. window: tokens that one token sees, including itself; 0: no limit.
-    """
+    """Parts of flattened sequences; tokens attend only within their part."""
 
     ends: Tensor
+    """(N + 1,) int32, cumulative lengths, starting with 0; the last parts may be empty."""
     longest: int
+    """Upper limit of their lengths."""
     window: int
+    """Tokens that one token sees, including itself; 0: no limit."""
 
 
 @cache
@@ -136,6 +135,7 @@ def mask_of(documents: Tensor | None, x: Tensor, length: int, window: int, head_
 
 def block_mask(ends: Tensor, rows: int, length: int, window: int, create: Callable[..., Any]) -> Any:
     """Return the mask for flex_attention; create: torch's create_block_mask, compiled or not."""
+    # Numbered over all sequences in a row, as `ends` counts.
     tokens = torch.arange(rows * length, dtype=torch.int32, device=ends.device)
     documents = torch.bucketize(tokens, ends[1:], right=True).view(rows, length)
 

@@ -18,17 +18,17 @@ from pretok.base.storage import read_json
 
 
 class Family(NamedTuple):
-    """Models with one `model_type` of transformers.
-
-    must: keys of config.json and the values they must have. absent: values of keys that are absent. qkv_bias, qk_norm:
-    as in ModelConfig.
-    """
+    """Models with one `model_type` of transformers."""
 
     architecture: str
     must: dict[str, Any]
+    """Keys of config.json and the values they must have."""
     absent: dict[str, Any]
+    """Values of keys that are absent."""
     qkv_bias: bool = False
+    """As in ModelConfig."""
     qk_norm: bool = False
+    """As in ModelConfig."""
     window: bool = False
     """Whether its sliding_window may be a number."""
 
@@ -77,18 +77,10 @@ class RopeScaling(Record, frozen=True, kw_only=True):
 
 
 class ModelConfig(Record, frozen=True, kw_only=True):
-    """Sizes of a decoder.
-
-    vocab_size: of the tokenizer; matrices have `padded_vocab` rows. tied: the embedding is the output matrix. qk_norm:
-    RMSNorm of the queries and keys of each head before the rotary positions. qkv_bias: biases of queries, keys and
-    values. head_dim: 0 means dim / heads. window: tokens that attention sees, including the current one; 0 means all
-    earlier ones.
-
-    For a model that was made elsewhere also: rows, those of its matrices, at least vocab_size; family, a key of
-    FAMILIES; max_positions, the longest sequence it allows; dtype, of its weights.
-    """
+    """Sizes of a decoder."""
 
     vocab_size: Count = 50_000
+    """Of the tokenizer; matrices have `padded_vocab` rows."""
     dim: Count
     layers: Count
     heads: Count
@@ -96,17 +88,26 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     hidden: Count
     seq_len: Count = 4096
     tied: bool = True
+    """The embedding is the output matrix."""
     rope_theta: float = 500_000.0
     norm_eps: float = 1e-5
     qk_norm: bool = False
+    """RMSNorm of the queries and keys of each head before the rotary positions."""
     qkv_bias: bool = False
+    """Biases of queries, keys and values."""
     head_dim: Count = 0
+    """0 means dim / heads."""
     window: Count = 0
+    """Tokens that attention sees, including the current one; 0 means all earlier ones."""
     rope_scaling: RopeScaling | None = None
     rows: Count = 0
+    """Those of the matrices of a model that was made elsewhere, at least vocab_size."""
     family: str = ""
+    """Of a model that was made elsewhere, a key of FAMILIES."""
     max_positions: Count = 0
+    """The longest sequence that a model made elsewhere allows."""
     dtype: str = "float32"
+    """Of the weights of a model that was made elsewhere."""
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden", "seq_len")

@@ -49,6 +49,7 @@ def rotary_table(
     length: int, head_dim: int, theta: float, device: torch.device, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of position x frequency, each (length, head_dim) float32; the two halves are equal."""
+    # float64: late positions times high frequencies would lose the fraction of a turn in float32.
     positions = torch.arange(length, dtype=torch.float64)
     angles = torch.outer(positions, frequencies(head_dim, theta, scaling))
     angles = torch.cat([angles, angles], dim=1)
@@ -206,6 +207,7 @@ def initial_tensor(
         return torch.ones(shape, device=device)[part]
     if name.endswith(".bias"):
         return torch.zeros(shape, device=device)[part]
+    # A generator for each parameter: its values do not depend on which others this rank creates before it.
     key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))

@@ -64,14 +64,16 @@ MEMORY = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class AnnotateRequest:
-    """What to join. by: the key, columns of the view `documents`; name: of the annotations; columns: those to take from
-    the files, None: all that are not in the key."""
+    """What to join."""
 
     shards: Path
     files: tuple[str, ...]
     by: tuple[str, ...]
+    """The key, columns of the view `documents`."""
     name: str = "notes"
+    """Of the annotations."""
     columns: tuple[str, ...] | None = None
+    """Those to take from the files, None: all that are not in the key."""
 
 
 def run_annotate(request: AnnotateRequest, console: Console) -> Annotations:
@@ -151,8 +153,10 @@ def show_joined(annotations: Annotations, console: Console) -> None:
 
 
 def _check_request(request: AnnotateRequest, manifest: Manifest, shards: Sequence[Shard]) -> set[str]:
-    """Return the names of columns that documents have already, in lower case, as SQL ignores case. Raises UsageError
-    for a wrong name or key."""
+    """Return the names of columns that documents have already, in lower case, as SQL ignores case.
+
+    Raises UsageError for a wrong name or key.
+    """
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
         raise UsageError(f"--name {request.name!r}: use letters, digits and _, as in names of columns")
     if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
@@ -226,8 +230,10 @@ def _write_parts(
     folder: Path,
     progress: Gauge,
 ) -> Iterator[tuple[str, JoinedPart]]:
-    """Write a row for every document, in the windows of the ledgers, one file per shard; yield the path of each shard
-    with its rows."""
+    """Write a row for every document, in the windows of the ledgers, one file per shard.
+
+    Yields the path of each shard with its rows.
+    """
     fields = [pa.field(name, TYPES[kind]) for name, kind in kinds.items()]
     schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *fields])
     values = "".join(f", v{at}" for at in range(len(kinds)))
@@ -236,11 +242,13 @@ def _write_parts(
     window = f"""SELECT joined.n NOT NULL AS matched{values}
         FROM range($1, $2) AS every(n) LEFT JOIN (SELECT * FROM joined WHERE n >= $1 AND n < $2) joined USING (n)
         ORDER BY every.n"""
+    # New names, so that the files of the old record stay whole until the new one replaces it.
     mark, first = secrets.token_hex(4), 0
     for number, shard in enumerate(shards):
         out = folder / f"{shard.source}-{number:05d}-{mark}.parquet"
         matched, end = 0, first + shard.documents
         with LedgerWriter(out, schema) as writer:
+            # A window at a time: memory does not grow with the shard.
             for start in range(first, end, WINDOW):
                 table = sql.sql(window, params=[start, min(start + WINDOW, end)]).to_arrow_table()
                 matched += pc.sum(table[0]).as_py()

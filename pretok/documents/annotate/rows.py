@@ -84,8 +84,10 @@ def key_of(by: Sequence[str]) -> str:
 def _used(
     path: str, by: Sequence[str], wanted: Sequence[str] | None, taken: Set[str], names: Sequence[str]
 ) -> list[str]:
-    """Choose among the columns of a file. Raise UsageError if the key is not there, or SQL, which ignores case, could
-    not tell two columns apart."""
+    """Choose among the columns of a file.
+
+    Raise UsageError if the key is not there, or SQL, which ignores case, could not tell two columns apart.
+    """
     chosen = [name for name in names if name in by or wanted is None or name in wanted]
     small = [name.lower() for name in chosen]
     for at, name in enumerate(chosen):

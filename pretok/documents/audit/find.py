@@ -24,8 +24,10 @@ Place = tuple[str, str, int]
 
 
 def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
-    """Return the first `most` documents of a name (`shards.names`). Raises UsageError if there is none, or if the name
-    fits different documents in different ways."""
+    """Return the first `most` documents of a name (`shards.names`).
+
+    Raises UsageError if there is none, or if the name fits different documents in different ways.
+    """
     return find_in([manifest], name, most)[0]
 
 
@@ -68,8 +70,10 @@ def search_text(manifest: Manifest, source: str | None, split: str | None, wante
 def random_places(
     manifest: Manifest, source: str | None, split: str | None, number: int, seed: int
 ) -> list[Place]:
-    """Draw `number` different documents, each as likely as any other; return them in the order of the shards. The same
-    seed gives the same documents. Raises UsageError if there are fewer."""
+    """Draw `number` different documents, each as likely as any other; return them in the order of the shards.
+
+    The same seed gives the same documents. Raises UsageError if there are fewer.
+    """
     shards = chosen_shards(manifest, source, split)
     total = sum(shard.documents for shard, _ in shards)
     if number > total:

@@ -25,24 +25,26 @@ from pretok.tokenizer.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A document: where its tokens are, where its text came from (file; line or row, from 1), and its tokens.
-
-    kept: its kept and joined columns; kinds: the kind of each token, in a conversation.
-    """
+    """A document: where its tokens are, where its text came from, and its tokens."""
 
     shard: str
     document: int
     file: str
     position: int
+    """Line or row of the file, from 1."""
     ids: list[int]
     tokens: list[str]
     kept: dict[str, Any]
+    """Its kept and joined columns."""
     kinds: list[str] | None = None
+    """The kind of each token, in a conversation."""
 
 
 def run_inspect(shards: Path, source: str, document: int, split: str = "train") -> Inspection:
-    """Return document `document` (from 0) of a source's split. Raises UsageError if there is no such document,
-    IntegrityError for damaged files."""
+    """Return document `document` (from 0) of a source's split.
+
+    Raises UsageError if there is no such document, IntegrityError for damaged files.
+    """
     manifest = load_manifest(shards)
     shard, number = find_shard(manifest, source, split, document)
     reader = shard.open()
@@ -62,8 +64,10 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
 
 
 def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:
-    """Return the shard of document `document` of a source's split, and its number there. Raises UsageError if there is
-    none."""
+    """Return the shard of document `document` of a source's split, and its number there.
+
+    Raises UsageError if there is none.
+    """
     for shard, before in chosen_shards(manifest, source, split):
         if before <= document < before + shard.documents:
             return shard, document - before

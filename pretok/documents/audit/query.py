@@ -33,8 +33,11 @@ BATCH = 10_000
 
 
 def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
-    """Return (names of the columns, batches of rows). Raises UsageError with DuckDB's message for a wrong query, and
-    IntegrityError. `console` shows why there are no documents if the shards hold a mix."""
+    """Return (names of the columns, batches of rows).
+
+    Raises UsageError with DuckDB's message for a wrong query, and IntegrityError. `console` shows why there are no
+    documents if the shards hold a mix.
+    """
     import duckdb
 
     shards = work if has_manifest(work) else work / "shards"
@@ -122,7 +125,7 @@ def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
 
 
 def _early_rejects(work: Path) -> list[tuple[str, Path]]:
-    """(source, file) of the rejects of WORK without finished shards: of counts, else of sources without documents."""
+    """Return (source, file) of the rejects of WORK without finished shards: of counts, else of empty sources."""
     counted = [(path.stem, path) for path in sorted((work / "counts" / "rejects").glob("*.jsonl"))]
     begun = sorted((work / "shards" / STATE).glob(f"*/{ALL_REJECTS}"))
     return counted or [(path.parent.name, path) for path in begun]

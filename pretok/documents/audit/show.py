@@ -18,22 +18,21 @@ from pretok.tokenizer.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class SeenSequence:
-    """One position of a mix.
-
-    step: step of the run that reads it, None without a run; ids: seq_len + 1, the last of which is only predicted;
-    documents: its parts, in order; the rest of a packed sequence is EOD; learned: whether each token counts in the
-    loss, None: all do.
-    """
+    """One position of a mix."""
 
     position: int
     step: int | None
+    """Step of the run that reads it, None without a run."""
     source: str
     epoch: int
     sequence: int
     ids: list[int]
+    """seq_len + 1, the last of which is only predicted."""
     tokens: list[str]
     documents: list[Reading]
+    """Its parts, in order; the rest of a packed sequence is EOD."""
     learned: list[bool] | None = None
+    """Whether each token counts in the loss, None: all do."""
 
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:

@@ -12,8 +12,11 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 
 def stats_of(shards: Path) -> dict[str, Any]:
-    """Return what `pretok status --json` prints of shards. incomplete: sentences on what is missing; history: earlier
-    states of the folder, the oldest first; root: over all files. Raises IntegrityError."""
+    """Return what `pretok status --json` prints of shards.
+
+    incomplete: sentences on what is missing; history: earlier states of the folder, the oldest first; root: over all
+    files. Raises IntegrityError.
+    """
     manifest = _load(shards)
     named = ("totals", "sources", "tokenizer", "history", "fingerprint", "root")
     return {

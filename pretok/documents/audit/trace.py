@@ -31,14 +31,16 @@ from pretok.stream.segments import RunSegment, open_segments, read_segments, rea
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A mix over its shards, or one segment of a run. segment: None for a mix; steps: steps that the whole run has
-    done; last: the last step of the segment."""
+    """A mix over its shards, or one segment of a run."""
 
     view: View
     manifest: Manifest
     segment: RunSegment | None = None
+    """None for a mix."""
     steps: int = 0
+    """Steps that the whole run has done."""
     last: int = 0
+    """The last step of the segment."""
 
     @property
     def positions(self) -> range:
@@ -54,7 +56,7 @@ class Traced:
         return self.segment.removals if self.segment and read else len(self.manifest.removals)
 
     def step_of(self, position: int) -> int | None:
-        """The step that reads a position; steps count from 1."""
+        """Return the step that reads a position; steps count from 1."""
         if (segment := self.segment) is None:
             return None
         return segment.step + (position - segment.position) // segment.global_batch + 1
@@ -62,29 +64,29 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A document, or a part of it, in a sequence that reads it.
-
-    document: its number in its source and split, from 0; first, tokens: which of its tokens the sequence holds, from 0,
-    and how many, where the last token of a sequence is only predicted; done: whether the run has done this step, None
-    without a run; of_class: the class that reads it if the source is divided, where the rest has the source's name;
-    id: value of its kept column of this name; removed: it was removed before, so that end-of-document tokens are read
-    in its place.
-    """
+    """A document, or a part of it, in a sequence that reads it."""
 
     position: int
     step: int | None
     done: bool | None
+    """Whether the run has done this step, None without a run."""
     epoch: int
     sequence: int
     source: str
     document: int
+    """Its number in its source and split, from 0."""
     first: int
+    """The first of its tokens that the sequence holds, from 0."""
     tokens: int
+    """How many of its tokens the sequence holds; the last token of a sequence is only predicted."""
     of_class: str | None
+    """The class that reads it if the source is divided, where the rest has the source's name."""
     file: str = ""
     line: int = 0
     id: str | None = None
+    """The value of its kept column of this name."""
     removed: bool = False
+    """It was removed before, so that end-of-document tokens are read in its place."""
 
 
 def open_traced(target: Path, shards: Path | None) -> list[Traced]:
@@ -155,8 +157,11 @@ def _steps_done(run: Path, segments: Sequence[RunSegment]) -> int:
 
 
 def readings(traced: Traced, source: str, split: str, document: int) -> list[Reading]:
-    """Return every reading of a document, in the order of the stream; none if the mix leaves its source or split out,
-    its tokens lie after the last whole sequence, or the segment does not get to them."""
+    """Return every reading of a document, in the order of the stream.
+
+    There is none if the mix leaves its source or split out, its tokens lie after the last whole sequence, or the
+    segment does not get to them.
+    """
     view = traced.view
     shard, number = find_shard(traced.manifest, source, split, document)
     if split != view.mix.split:

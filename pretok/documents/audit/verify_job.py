@@ -63,6 +63,7 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
     annotations, more = _read_annotations(manifest)
     problems += more
     problems += collect(_check_unknown(manifest, annotations))
+    # Each collects its own problems: an error in one must not hide those of the next.
     for look in (_check_totals, _check_inputs):
         problems += collect(look(manifest))
     checks = [*_shard_checks(manifest, sample, removed), *_file_checks(manifest, annotations)]
@@ -91,7 +92,10 @@ def run_check(check: VerifyTask, report: Report) -> list[str]:
 
 
 def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iterator[VerifyTask]:
-    """The largest first. The documents to encode again are `sample` of all, evenly at random with a fixed seed."""
+    """Yield the checks of all shards, the largest first.
+
+    The documents to encode again are `sample` of all, evenly at random with a fixed seed.
+    """
     counts = [shard.documents for shard in manifest.shards]
     rows = draw_documents(counts, min(sample or 0, sum(counts)), SEED)
     chosen = [
@@ -103,7 +107,7 @@ def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iter
 
 
 def _file_checks(manifest: Manifest, annotations: Sequence[Annotations]) -> Iterator[VerifyTask]:
-    """Every other sealed file: side files of the shards, joined columns, and the side files of mixes."""
+    """Yield the checks of every other sealed file: side files of shards, joined columns, and side files of mixes."""
     ledgers = {shard.ledger_path for shard in manifest.shards}
     for beside in manifest.side_files:
         if (path := manifest.folder / beside.path) not in ledgers:
@@ -174,7 +178,7 @@ def _check_inputs(manifest: Manifest) -> Iterator[str]:
 
 
 def _check_unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> Iterator[str]:
-    """Files in our folders that nothing names."""
+    """Yield the files in our folders that nothing names."""
     for path in _unknown(manifest, annotations)[0]:
         why = (
             "left by a killed process"
@@ -201,6 +205,7 @@ def _unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> tuple[li
     ours: list[Path] = []
     others: list[Path] = []
     for path in sorted(folder.rglob("*")):
+        # Locks come and go while jobs run, and an open folder belongs to the job that fills it.
         if path in known or path.is_dir() or is_lock(path) or open_folders & set(path.parents):
             continue
         (ours if path.parent != folder or path.suffix == TEMPORARY_SUFFIX else others).append(path)

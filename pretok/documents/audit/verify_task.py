@@ -46,13 +46,14 @@ Gone = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ShardCheck:
-    """A shard of a folder, and what to check. sample: documents to decode and encode again, None: all; removed: decode
-    all documents and compare them with the texts that were removed."""
+    """A shard of a folder, and what to check."""
 
     folder: Path
     shard: Shard
     sample: tuple[int, ...] | None
+    """Documents to decode and encode again, None: all."""
     removed: bool = False
+    """Decode all documents and compare them with the texts that were removed."""
 
 
 def collect(problems: Iterable[str]) -> list[str]:
@@ -119,8 +120,10 @@ def _check_tokens(shard: Shard) -> Iterator[str]:
 
 
 def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
-    """Check its root, that each row has as many tokens as the index says, that bytes add up, and which documents were
-    removed."""
+    """Check the root of a ledger, its tokens, its bytes, and which documents were removed.
+
+    Each row must have as many tokens as the index says, and bytes must add up.
+    """
     path = shard.ledger_path
     if path not in manifest.roots:
         return
@@ -145,13 +148,16 @@ def _check_spans(shard: Shard, reader: ShardReader) -> Iterator[str]:
 
 
 def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
-    """Check that ids are those of entries, and that each document ends with EOD and begins with BOS, and has
-    neither elsewhere."""
+    """Check that ids are those of entries, and where BOS and EOD are.
+
+    Each document ends with EOD and begins with BOS, and has neither elsewhere.
+    """
     path, tokenizer, holes = shard.bin_path, manifest.tokenizer, load_vocabulary(manifest).holes
     around = [("end", tokenizer.eod_id), ("beginning", tokenizer.bos_id)]
     counts = dict.fromkeys(around, 0)
     for at in range(0, len(reader.tokens), BLOCK_TOKENS):
         block = np.asarray(reader.tokens[at : at + BLOCK_TOKENS])
+        # Later checks look up the bytes of each id, so they run only where all have some.
         if block.max() >= tokenizer.vocab_size or block.min() < 0:
             yield f"{path}: a token id is not below the vocabulary size {tokenizer.vocab_size}"
             return
@@ -182,10 +188,9 @@ def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone
 def _check_documents(
     manifest: Manifest, shard: Shard, reader: ShardReader, chosen: list[int], report: Report
 ) -> Iterator[str]:
-    """Decode documents, and encode the text between the markers of a template with `tokenizers`: the ids must come
-    back.
+    """Check that decoded documents, encoded again, have the same ids.
 
-    Our own table decodes them, because `tokenizers` takes the letters of an added token for bytes.
+    The text between the markers of a template is encoded with `tokenizers`.
     """
     vocab, markers = load_vocabulary(manifest), dict[str, int]()
     if shard.kinds is not None:
@@ -235,8 +240,10 @@ def _between(ids: npt.NDArray[Any], markers: list[int]) -> list[npt.NDArray[Any]
 
 
 def _around(vocab: Vocabulary, shard: Shard) -> list[tuple[str, str]]:
-    """Return the (head, tail) pairs that may surround a text as it was hashed: the template of a conversation may write
-    BOS and EOD itself."""
+    """Return the (head, tail) pairs that may surround a text as it was hashed.
+
+    The template of a conversation may write BOS and EOD itself.
+    """
     if shard.kinds is None:
         return [("", "")]
     bos, eod = (

@@ -1,9 +1,9 @@
-"""The bytes of a certificate (docs/formats.md).
+r"""The bytes of a certificate (docs/formats.md).
 
 Input: a `Certificate`, the leaves of shards that it shows and the hashes that lead to the root; or a file. Output: the
 file; or these three, where the file is whole.
 
-    pretok-certificate 3 N DIGEST\\n    N: bytes of JSON; DIGEST: SHA-256 of everything after this line
+    pretok-certificate 3 N DIGEST\n    N: bytes of JSON; DIGEST: SHA-256 of everything after this line
     N bytes                            the certificate as JSON, compressed by zlib
     leaves                             the leaves that hold its tokens, shard after shard: 4,096 bytes each, the last of
                                        a file fewer
@@ -64,7 +64,7 @@ class Certificate(Record, frozen=True, kw_only=True):
     sequences: tuple[ShownSequence, ...]
 
     def ranges(self, width: int) -> dict[int, list[tuple[int, int]]]:
-        """The leaves that hold the tokens: number of an entry -> disjoint ranges (first, end).
+        """Return the leaves that hold the tokens: number of an entry -> disjoint ranges (first, end).
 
         width: bytes of a token.
         """
@@ -72,6 +72,7 @@ class Certificate(Record, frozen=True, kw_only=True):
         for entry, first, tokens in sorted(piece for one in self.sequences for piece in one.pieces):
             low, high = first * width // LEAF, -(-(first + tokens) * width // LEAF)
             ranges = by_entry.setdefault(entry, [])
+            # Neighbouring sequences may share a leaf, which is shown once.
             if ranges and low <= ranges[-1][1]:
                 ranges[-1] = ranges[-1][0], max(high, ranges[-1][1])
             else:
@@ -105,6 +106,7 @@ def read_certificate(path: Path) -> tuple[Certificate, memoryview]:
             f"{path} is cut short or damaged: its SHA-256 differs from the one in its first line"
         )
     size = int(words[2]) if words[2].isdecimal() else -1
+    # `str` again, so that 007 is refused: a certificate has one form.
     if str(size) != words[2] or size > len(body):
         raise IntegrityError(f"{path} is damaged: its first line says {words[2]} bytes of JSON")
     return _decoded(path, body[:size]), body[size:]
@@ -113,6 +115,7 @@ def read_certificate(path: Path) -> tuple[Certificate, memoryview]:
 def _decoded(path: Path, packed: memoryview) -> Certificate:
     unpacking = zlib.decompressobj()
     try:
+        # Bounded: a few bytes of zlib may stand for gigabytes.
         text = unpacking.decompress(packed, MAX_JSON)
         if not unpacking.eof or unpacking.unused_data:
             raise IntegrityError(

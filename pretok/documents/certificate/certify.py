@@ -25,8 +25,10 @@ from pretok.stream.mix_file import mix_json
 
 
 def certify_step(run: Path, step: int, shards: Path | None, out: Path) -> Checked:
-    """Write the certificate of a step of a run. Raises UsageError for a step that was not taken, IntegrityError for
-    damaged shards, OutputError."""
+    """Write the certificate of a step of a run.
+
+    Raises UsageError for a step that was not taken, IntegrityError for damaged shards, OutputError.
+    """
     traced, positions = positions_of_step(open_traced(run, shards), step)
     if step > traced.steps:
         raise UsageError(

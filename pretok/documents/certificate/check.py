@@ -38,7 +38,7 @@ class _Head(Record, frozen=True, forbid_unknown_fields=False):
 
 
 class _Shard(Record, frozen=True, forbid_unknown_fields=False):
-    """The needed fields of the entry of a shard. first: tokens of its source and split before it."""
+    """The needed fields of the entry of a shard."""
 
     path: Inside
     source: Name
@@ -47,22 +47,22 @@ class _Shard(Record, frozen=True, forbid_unknown_fields=False):
     file_bytes: Count
     root: Root
     first: Count
+    """Tokens of its source and split before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a certificate proves: these tokens are in the shards with the root `root`.
-
-    sequences: number of sequences at `positions` of the mix; mapped: how many of them are proven to be the ones that
-    the mix has there, because their place follows from its arithmetic; step: stated by the maker, not proven.
-    """
+    """What a certificate proves: these tokens are in the shards with the root `root`."""
 
     root: str
     mix: str
     step: int
+    """Stated by the maker, not proven."""
     positions: tuple[int, ...]
     sequences: int
+    """Number of sequences at `positions` of the mix."""
     mapped: int
+    """How many of them are proven to be at their positions, because their place follows from the mix's arithmetic."""
     tokens: int
     shards: int
 
@@ -101,7 +101,7 @@ def check_certificate(path: Path, root: str, step: int | None = None) -> Checked
 
 
 def sentences(checked: Checked) -> list[str]:
-    """What is proven and what is not, for a person."""
+    """Return what is proven and what is not, for a person."""
     mapped, rest = checked.mapped, checked.sequences - checked.mapped
     places = [f"proven: the mix has {plural(mapped, 'sequence')} at their positions, by its arithmetic"]
     stated = [f"not proven: that the mix has {plural(rest, 'sequence')} of classes or packed sources there"]
@@ -140,6 +140,7 @@ def _root(certificate: Certificate, head: _Head, shards: dict[int, _Shard], data
     """Compute the root over all files from the leaves. The roots of the shards must be those in their entries."""
     width = np.dtype(head.tokenizer.dtype).itemsize
     ranges = certificate.ranges(width)
+    # Else an entry could be shown whose tokens nobody checked.
     if ranges.keys() != shards.keys():
         raise IntegrityError("its entries are not just of the shards whose tokens it shows")
     by_shard, at = list[tuple[_Shard, dict[int, bytes]]](), 0
@@ -166,6 +167,7 @@ def _root(certificate: Certificate, head: _Head, shards: dict[int, _Shard], data
             )
     entries = {number: entry_hash(text.encode()) for number, text in certificate.entries}
     computed = _proven(entries, 1 + head.shards + head.side_files, rest)
+    # Exactly as many hashes as are needed, so that nothing unproven travels with the file.
     if next(rest, None) is not None:
         raise IntegrityError("it has more hashes than lead to the root")
     return computed
@@ -179,8 +181,10 @@ def _proven(hashes: dict[int, bytes], leaves: int, rest: Iterator[bytes]) -> str
 
 
 def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: Mix) -> int:
-    """Check that each sequence is of the source that the mix has at its position. Returns how many of them are proven
-    to be the right ones."""
+    """Check that each sequence is of the source that the mix has at its position.
+
+    Returns how many of them are proven to be the right ones.
+    """
     sequences = certificate.sequences
     if sequences[-1].position >= len(mix):
         raise IntegrityError(f"the mix has no position {sequences[-1].position}")

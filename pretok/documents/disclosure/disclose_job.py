@@ -30,17 +30,17 @@ ANSWERS = "disclosure.toml"
 
 @dataclass(frozen=True, slots=True)
 class DisclosureRequest:
-    """What to summarize.
-
-    target: the folder of a run, a mix.json, or None for the shards; columns: kind -> kept column that holds it;
-    domains: how many to list; answers: a file of answers, None: WORK/disclosure.toml if it exists.
-    """
+    """What to summarize."""
 
     work: Path
     target: Path | None = None
+    """The folder of a run, a mix.json, or None for the shards."""
     columns: Mapping[str, str] = field(default_factory=dict)
+    """Kind -> kept column that holds it."""
     domains: int = 1000
+    """How many to list."""
     answers: Path | None = None
+    """A file of answers, None: WORK/disclosure.toml if it exists."""
 
 
 def run_disclose(request: DisclosureRequest, kind: str) -> str:
@@ -83,7 +83,7 @@ def _page(summary: Section) -> str:
 
 
 def _number(value: float) -> str:
-    """500000.0 -> `500,000`, 1e-05 -> `1e-05`, 18.74666 -> `18.7467`."""
+    """Format a number: 500000.0 -> `500,000`, 1e-05 -> `1e-05`, 18.74666 -> `18.7467`."""
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:,.6g}"
 
 

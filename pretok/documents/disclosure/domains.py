@@ -39,9 +39,11 @@ DomainOf = Callable[[str], str]
 
 
 def domains_csv(figures: Sums) -> str:
-    """Return a row for each registrable domain of what is `read`, largest first by bytes of documents; the last one,
-    without a name, has the documents without an address. Raises UsageError if no source keeps an address, or if the
-    library is not installed."""
+    """Return a row for each registrable domain of what is `read`, largest first by bytes of documents.
+
+    The last one, without a name, has the documents without an address. Raises UsageError if no source keeps an address,
+    or if the library is not installed.
+    """
     if not figures.tells("read", "domain"):
         raise UsageError(NO_ADDRESS)
     _name_hosts(figures, registrable_domains())
@@ -140,8 +142,9 @@ def reservation_of(register: dict[str, str]) -> DomainOf:
 def count_reserved(
     manifest: Manifest, extent: Extent, figures: Sums, register: dict[str, str], run: Path | None
 ) -> Section:
-    """Join a register with the shards. For each domain with documents in the shards or read from them, most tokens
-    first:
+    """Join a register with the shards.
+
+    For each domain with documents in the shards or read from them, most tokens first:
 
         documents, tokens   in the shards now, in both splits
         read_...            in what the summary is about; null for shards
@@ -197,8 +200,10 @@ def count_reserved(
 
 
 def _since(figures: Sums, manifest: Manifest, run: Path | None, day: str) -> str | None:
-    """Count what a run read from a day on, and return the name of these figures; None if it read nothing. A step has
-    the day of its line of metrics."""
+    """Count what a run read from a day on, and return the name of these figures; None if it read nothing.
+
+    A step has the day of its line of metrics.
+    """
     metrics = read_run(run).metrics if run else []
     before = [line for line in metrics if line["time"] < day]
     if run is None or len(before) == len(metrics):

@@ -162,9 +162,10 @@ class Sums:
 
 @contextmanager
 def open_figures(manifest: Manifest, named: Mapping[str, str]) -> Iterator[Sums]:
-    """An empty table of sums. named: kind -> the column that holds it, instead of its usual names.
+    """Open an empty table of sums. named: kind -> the column that holds it, instead of its usual names.
 
-    Raises UsageError for an unknown kind or a column that no ledger has, IntegrityError, MismatchError."""
+    Raises UsageError for an unknown kind or a column that no ledger has, IntegrityError, MismatchError.
+    """
     folder = manifest.folder.parent / f".disclose-{os.getpid()}"  # made where the sums fit no memory
     with database(folder, 1, shutil.disk_usage(manifest.folder).free // 2) as sql:
         yield Sums(sql, manifest, named)

@@ -41,19 +41,20 @@ ReadRange = tuple[View, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is read of an entry's tape, in epochs that are cut at the same place.
-
-    cut: token of the tape at which the first sequence begins; stride: tokens of the tape that a sequence reads; whole:
-    complete epochs; part: (n,) how often each of the n sequences was read in addition; runs: where the tape has some
-    tokens of the source; removals: removals that the shards had seen by then.
-    """
+    """What is read of an entry's tape, in epochs that are cut at the same place."""
 
     cut: int
+    """Token of the tape at which the first sequence begins."""
     stride: int
+    """Tokens of the tape that a sequence reads."""
     whole: int
+    """Complete epochs."""
     part: npt.NDArray[np.uint16]
+    """(n,): how often each of the n sequences was read in addition."""
     runs: Callable[[int, int], TapeRanges]
+    """Where the tape has some tokens of the source."""
     removals: int = 0
+    """Removals that the shards had seen by then."""
 
     def tokens(self, bounds: Ints) -> Ints:
         """Count the tokens read of each stretch between neighbouring bounds, with repetitions.
@@ -86,19 +87,21 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """The extent that is read of a source. of: sequences that it has, None if these had several lengths; epochs: how
-    often it was read on average, None if no order reads it; coverage: of each segment and entry, None: every token
-    once, in no sequences.
-    """
+    """The extent that is read of a source."""
 
     sequences: int | None = None
     of: int | None = None
+    """Sequences that it has, None if these had several lengths."""
     epochs: float | None = None
+    """How often it was read on average, None if no order reads it."""
     coverage: tuple[Coverage, ...] | None = None
+    """Of each segment and entry, None: every token once, in no sequences."""
 
     def tokens(self, bounds: Ints, removed: Ints | None = None) -> Ints:
-        """Do the same for all of its coverage. removed: (stretches,) the removal that took each stretch; later readings
-        do not count."""
+        """Do the same for all of its coverage.
+
+        removed: (stretches,) the removal that took each stretch; later readings do not count.
+        """
         if self.coverage is None:
             return np.diff(bounds)
         total = np.zeros(len(bounds) - 1, np.int64)
@@ -110,19 +113,19 @@ class SourceReading:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a summary is about.
-
-    scope: shards, mix or run; mix: fingerprints of the orders read; seq_len: None if there were several; run: what a
-    run says of itself and its model.
-    """
+    """What a summary is about."""
 
     scope: str
+    """`shards`, `mix` or `run`."""
     split: str
     sources: dict[str, SourceReading]
     mix: str | None = None
+    """Fingerprints of the orders read."""
     sequences: int | None = None
     seq_len: int | None = None
+    """None if there were several."""
     run: dict[str, Any] | None = None
+    """What a run says of itself and its model."""
 
 
 def read_shards(manifest: Manifest, split: str = "train") -> Extent:
@@ -152,8 +155,11 @@ def read_steps(manifest: Manifest, folder: Path, done: int = 0) -> Extent:
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], tuple[RunSegment, ...]]:
-    """Return what the files of a run say about it, and the segments of its logged steps. Raises IntegrityError for a
-    damaged file, UsageError if there is no run or no finished step, or if it is unknown what it read."""
+    """Return what the files of a run say about it, and the segments of its logged steps.
+
+    Raises IntegrityError for a damaged file, UsageError if there is no run or no finished step, or if it is unknown
+    what it read.
+    """
     settings, segments = read_settings(folder), read_segments(folder)
     run = read_run(folder)
     if not run.metrics:
@@ -185,6 +191,7 @@ def _extent(scope: str, spans: list[ReadRange], run: dict[str, Any] | None) -> E
     views = [view for view, *_ in spans]
     names = dict.fromkeys(entry.held_in for view in views for entry in view.mix.sources)
     splits, lengths = ({getattr(view.mix, name) for view in views} for name in ("split", "seq_len"))
+    # A source has other tokens in another split: their figures cannot be added.
     if len(splits) > 1:
         raise UsageError(f"the run read the splits {' and '.join(sorted(splits))}; a summary is of one")
     orders = dict.fromkeys(view.fingerprint for view in views)

@@ -73,7 +73,7 @@ def spdx_document(summary: Section) -> str:
 
 
 def _package(figures: Section, name: str) -> Section:
-    """The properties of the whole, or of one source."""
+    """Return the properties of the whole, or of one source."""
     return {
         "name": name,
         "description": figures.get("description"),

@@ -67,7 +67,7 @@ _PARTS = {
 
 
 class SourceAnswers(SettingsTable):
-    """[sources.NAME]"""
+    """The table [sources.NAME]."""
 
     category: Category | None = None
     description: str | None = None
@@ -109,8 +109,10 @@ def summarize(
     domains: int,
     reservations: Section | None,
 ) -> Section:
-    """Return the summary. figures: with `read`; domains: how many to list, for each source and for all; reservations:
-    None without a register."""
+    """Return the summary.
+
+    figures: with `read`; domains: how many to list, for each source and for all; reservations: None without a register.
+    """
     sources = extent.sources
     return {
         "format": FORMAT,
@@ -189,8 +191,11 @@ def _by_columns(figures: Sums, source: str | None) -> Section:
 
 
 def _removed(manifest: Manifest, figures: Sums, name: str) -> Section:
-    """Return the removed documents of a source. refused: records whose text had been removed, here or elsewhere;
-    documents, tokens: in all splits; read_before: what is counted as read and was removed later."""
+    """Return the removed documents of a source.
+
+    refused: records whose text had been removed, here or elsewhere; documents, tokens: in all splits; read_before: what
+    is counted as read and was removed later.
+    """
     counts = manifest.sources[name]
     return {
         "refused": counts.rejected.get("removed", 0),

@@ -51,35 +51,43 @@ Suffix = Annotated[str, Meta(pattern=r"\A(?:\.[a-z]+)+\Z")]
 
 
 class ExportedFile(Record, frozen=True):
-    """The tokens of one shard. path: relative to the folder; sizes, checksums: by suffix, of this file and those next
-    to it."""
+    """The tokens of one shard."""
 
     path: Inside
+    """Relative to the folder."""
     source: Name
     split: Split
     tokens: Count
     documents: Count
     sizes: dict[Suffix, Count]
+    """By suffix, of this file and those next to it."""
     checksums: dict[Suffix, Checksum]
+    """By suffix, as `sizes`."""
 
 
 class Export(Record, frozen=True, omit_defaults=True):
-    """The content of OUT/export.json. to: the format; shards, tokenizer: fingerprints; dtype: of the ids; files: one
-    for each shard; weights: share of each source in training; bos_id: the token that begins each document, None if
-    there is none; learn: the kinds that the masks mark, None if there are no masks."""
+    """The content of OUT/export.json."""
 
     to: str
+    """The format."""
     shards: str
+    """Their fingerprint."""
     tokenizer: str
+    """Its fingerprint."""
     vocab_size: Count
     eod_id: Count
     dtype: str
+    """Of the ids."""
     tokens: Count
     documents: Count
     weights: dict[str, float]
+    """Share of each source in training."""
     files: tuple[ExportedFile, ...]
+    """One for each shard."""
     bos_id: Count | None = None
+    """The token that begins each document, None if there is none."""
     learn: dict[str, tuple[str, ...]] | None = None
+    """The kinds that the masks mark, None if there are no masks."""
 
 
 def run_export(
@@ -105,6 +113,7 @@ def run_export(
         total = sum(wanted.values()) or 1
         export = replace(export, weights={name: tokens / total for name, tokens in wanted.items()})
         write_json(path, to_json(export))
+        # Only now: until export.json exists, the records are all that says what is done.
         shutil.rmtree(out / STATE, ignore_errors=True)
         return export
 
@@ -144,7 +153,7 @@ def _export(manifest: Manifest, out: Path, learn: Learn, step: Step) -> Export:
 
 
 def _record(out: Path, shard: Shard) -> Path:
-    """The record of a finished file, kept until all are finished."""
+    """Return the record of a finished file, kept until all are finished."""
     return out / STATE / f"{shard.prefix.name}.json"
 
 
@@ -153,8 +162,11 @@ def _chats(shard: Shard, learn: Learn) -> bool:
 
 
 def write_tokens(task: tuple[Shard, str], report: Report, *, out: Path, eod: int, learn: Learn) -> None:
-    """Write the file of a shard, the files next to it and, last, its record, so that a kill leaves no record of an
-    unfinished file. task: the shard, and the root of its spans, "" if all its tokens are learned."""
+    """Write the file of a shard, the files next to it and, last, its record.
+
+    So a kill leaves no record of an unfinished file. task: the shard, and the root of its spans, "" if all its tokens
+    are learned.
+    """
     shard, root = task
     stem = out / shard.source / shard.split / shard.prefix.name
     own = Tree()
@@ -165,6 +177,7 @@ def write_tokens(task: tuple[Shard, str], report: Report, *, out: Path, eod: int
         while block := source.read(BLOCK):
             own.update(block)
             file.write(block)
+        # Before the file gets its name: damage must not be exported under a new seal.
         if own.hexdigest() != shard.root:
             raise damaged(shard.bin_path)
         file.seal()
@@ -186,6 +199,7 @@ def write_tokens(task: tuple[Shard, str], report: Report, *, out: Path, eod: int
         sizes=sizes,
         checksums=checksums,
     )
+    # Last, as a restart takes a shard with a record for done.
     write_json(_record(out, shard), to_json(exported))
 
 

@@ -25,25 +25,29 @@ EXPORT_FILE = "export.json"
 
 @dataclass(frozen=True, slots=True)
 class SourceReach:
-    """Documents of one split of a source. copies: those that have only the same text as a chosen document."""
+    """Documents of one split of a source."""
 
     source: str
     split: str
     documents: int
     copies: int
+    """Those that have only the same text as a chosen document."""
     tokens: int
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """documents, tokens: in total; holds: sentences on other files that contain, or may contain, parts of them and do
-    not change, with the command to run."""
+    """What a removal reaches, and what it does not."""
 
     documents: int
+    """In total."""
     tokens: int
+    """In total."""
     sources: tuple[SourceReach, ...]
     holds: tuple[str, ...]
+    """Sentences on other files that contain, or may contain, parts of the documents and do not change, with the command
+    to run."""
 
 
 NOTHING = Reach(0, 0, (), ())

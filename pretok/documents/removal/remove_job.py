@@ -180,6 +180,7 @@ def run_remove(request: RemoveRequest, console: Console) -> RemoveReport:
     folder = request.shards.absolute()
     if not folder.is_dir():
         load_manifest(folder)  # raises the error
+    # Both: a removal rewrites joined columns and their records, too.
     with hold(folder, "remove"), hold(folder / ANNOTATIONS, "annotate", beside=True):
         # First, as `_plan` needs a manifest that is true, and a log keeps `load_manifest` from reading it.
         log = _finish(folder)
@@ -232,8 +233,10 @@ def show_removed(report: RemoveReport, request: RemoveRequest, console: Console,
 
 
 def _finish(folder: Path) -> RemovalLog | None:
-    """Finish a removal that was stopped and return its log; None if there is no log. Delete files that were only
-    prepared."""
+    """Finish a removal that was stopped and return its log; None if there is no log.
+
+    Delete files that were only prepared.
+    """
     path = folder / UNFINISHED_REMOVAL
     if path.parent.is_symlink():
         raise IntegrityError(
@@ -259,7 +262,8 @@ def _finish(folder: Path) -> RemovalLog | None:
 def _refuse_foreign(folder: Path, log: RemovalLog) -> None:
     """Raise IntegrityError for a log that would write anything but the tokens and the files of this folder.
 
-    The manifest may be the old or the new one: their paths are the same but for the list of what was removed."""
+    The manifest may be the old or the new one: their paths are the same but for the list of what was removed.
+    """
     path, manifest = folder / UNFINISHED_REMOVAL, load_manifest(folder, unfinished=False)
     shards = {shard.path: shard for shard in manifest.shards}
     files = {FILE_NAME, TOMBSTONES, *(file.path for file in manifest.side_files)}
@@ -356,6 +360,7 @@ def _stage(manifest: Manifest, selection: Selection, request: RemoveRequest, pro
     write_json(staging.new(manifest.folder / FILE_NAME), now.data)
     renamed = tuple((name, target, checksum(staging.folder / name)) for name, target in staging.files)
     log = RemovalLog(request.identity, removal, eod, dtype, stretches, renamed)
+    # Before it is written: once it is there, nothing but carrying it out opens the folder again.
     _refuse_foreign(manifest.folder, log)
     # All new files are on disk. A kill before this line has removed nothing, one after it only delays.
     write_json(manifest.folder / UNFINISHED_REMOVAL, to_json(log))
@@ -378,8 +383,11 @@ def _joined(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
 
 
 def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: str) -> list[bytes]:
-    """Return the nodes of the tree of a `.bin` with EOD in some stretches of tokens. Only the MiBs that they touch are
-    read. Raises IntegrityError if one of these is damaged: damage must not get a seal of its own."""
+    """Return the nodes of the tree of a `.bin` with EOD in some stretches of tokens.
+
+    Only the MiBs that they touch are read. Raises IntegrityError if one of these is damaged: damage must not get a seal
+    of its own.
+    """
     nodes = prove_nodes(shard.bin_path, shard.file_bytes, shard.root)
     kind, left = np.dtype(dtype), deque(stretches)
     each = NODE // kind.itemsize
@@ -454,6 +462,7 @@ def _overwrite(
                 while at < end * width:
                     done = os.pwrite(file, block[: end * width - at], at)
                     at += done - done % width  # an id that was written in part is written again
+            # On disk before the log is deleted: after that nobody would repeat these writes.
             os.fsync(file)
         finally:
             os.close(file)

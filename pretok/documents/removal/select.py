@@ -30,14 +30,17 @@ from pretok.stream.classes import SCRATCH, evaluated
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """Documents of one shard: `rows` (n,), rising; tokens, sizes (n,): tokens, and bytes of the texts; copies: how many
-    of them are only copies of chosen documents."""
+    """Chosen documents of one shard."""
 
     shard: Shard
     rows: Ints
+    """(n,), rising."""
     tokens: Ints
+    """(n,): of each document."""
     sizes: Ints
+    """(n,): bytes of each text."""
     copies: int
+    """How many of them are only copies of chosen documents."""
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -47,17 +50,22 @@ class Selected:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """hashes: of the texts, each once; already: documents that were removed before; missing: names of no document."""
+    """The documents that a request chooses."""
 
     chosen: tuple[Selected, ...]
     hashes: pa.Array
+    """Of the texts, each once."""
     already: int = 0
+    """Documents that were removed before."""
     missing: tuple[str, ...] = ()
+    """Names of no document."""
 
 
 def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selection:
-    """Return the documents for which `where` is true, or which have one of the names, and all copies of them. Raises
-    UsageError for a wrong condition, MismatchError, IntegrityError."""
+    """Return the documents for which `where` is true, or which have one of the names, and all copies of them.
+
+    Raises UsageError for a wrong condition, MismatchError, IntegrityError.
+    """
     shards = tuple(one for one in chosen_shards(manifest) if one[0].documents)
     missing: tuple[str, ...] = ()
     if where is not None:

@@ -27,13 +27,15 @@ BLOCK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class TokenUse:
-    """The entries of the vocabulary in a source. counts: (vocab_size,) int64, how often each occurs in the tokens that
-    were read; read: the number of these tokens; tokens: of all in the source."""
+    """The entries of the vocabulary in a source."""
 
     name: str
     counts: Ints
+    """(vocab_size,) int64, how often each occurs in the tokens that were read."""
     read: int
+    """The number of these tokens."""
     tokens: int
+    """Of all in the source."""
 
     @property
     def used(self) -> int:
@@ -41,7 +43,7 @@ class TokenUse:
         return int(np.count_nonzero(self.counts))
 
     def covering(self, share: float) -> int:
-        """How many of the most frequent entries make up this share of the tokens."""
+        """Return how many of the most frequent entries make up this share of the tokens."""
         falling = np.cumsum(np.sort(self.counts)[::-1])
         return int(np.searchsorted(falling, share * self.read)) + 1 if self.read else 0
 
@@ -56,8 +58,10 @@ class TokenUse:
 
 
 def count_tokens(manifest: Manifest, most: int = MOST_TOKENS) -> list[TokenUse]:
-    """Count the entries in each source, both splits. Raises IntegrityError for a shard that is not as sealed, or that
-    has ids of no token."""
+    """Count the entries in each source, both splits.
+
+    Raises IntegrityError for a shard that is not as sealed, or that has ids of no token.
+    """
     uses = []
     for name in manifest.sources:
         shards = [shard for shard in manifest.shards if shard.source == name]
@@ -84,8 +88,10 @@ def _spread(shards: Sequence[Shard], tokens: int, most: int) -> Sequence[Shard]:
 
 
 def never_used(manifest: Manifest, uses: Sequence[TokenUse]) -> list[tuple[int, str]] | None:
-    """Return (id, text) of the entries that occur in no source, without special tokens; None if there is no tokenizer
-    next to the shards. Bytes that are not text are escaped."""
+    """Return (id, text) of the entries that occur in no source, without special tokens.
+
+    None if there is no tokenizer next to the shards. Bytes that are not text are escaped.
+    """
     path = manifest.folder / TOKENIZER_FILE
     if not path.exists():
         return None

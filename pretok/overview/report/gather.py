@@ -48,20 +48,23 @@ class Rejects:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """One source. files: of its inputs, see `SourcePlan.files`; lengths, sizes: (BINS,) int64, the number of documents
-    by the binary digits of their tokens and of the bytes of their texts (2^32 bytes and more count with the last);
-    longest: in tokens; columns: the values of the kept ones (`count_values`), with `domain` instead of `url`; ledger:
-    whether there is one, which a materialized mix has not."""
+    """One source."""
 
     name: str
     counts: SourceCounts
     files: list[tuple[str, int, int, int]]
+    """Of its inputs, see `SourcePlan.files`."""
     rejects: dict[str, Rejects]
     ledger: bool
+    """Whether there is one, which a materialized mix has not."""
     lengths: npt.NDArray[np.int64]
+    """(BINS,) int64, the number of documents by the binary digits of their tokens."""
     sizes: npt.NDArray[np.int64]
+    """(BINS,) int64, the same by the bytes of their texts; 2^32 bytes and more count with the last."""
     longest: int
+    """In tokens."""
     columns: dict[str, dict[str, Any] | None]
+    """The values of the kept ones (`count_values`), with `domain` instead of `url`."""
 
     @property
     def share_rejected(self) -> float:
@@ -69,26 +72,29 @@ class SourceFacts:
         return sum(self.counts.rejected.values()) / max(1, self.counts.read)
 
     def quantile(self, share: float) -> int:
-        """A length, a power of two less one, that at least `share` of the documents do not exceed."""
+        """Return a length, a power of two less one, that at least `share` of the documents do not exceed."""
         total = np.cumsum(self.lengths)
         return int(2 ** int(np.searchsorted(total, share * total[-1])) - 1) if total[-1] else 0
 
 
 @dataclass(slots=True)
 class Facts:
-    """The facts of a WORK folder. incomplete: what is missing from the shards, as sentences; vocabulary: the report of
-    build-vocab; mix_report: that of the mix; uses: the entries of the vocabulary in each source; unused: (id, text) of
-    those in no source, None if their texts are not known."""
+    """The facts of a WORK folder."""
 
     work: Path
     manifest: Manifest
     incomplete: list[str]
+    """What is missing from the shards, as sentences."""
     sources: list[SourceFacts]
     vocabulary: dict[str, Any] | None
+    """The report of build-vocab."""
     mix: Mix | None
     mix_report: dict[str, Any] | None
+    """That of the mix."""
     uses: list[TokenUse]
+    """The entries of the vocabulary in each source."""
     unused: list[tuple[int, str]] | None
+    """(id, text) of the entries in no source, None if their texts are not known."""
 
     @property
     def files(self) -> list[tuple[str, str, int, int, int]]:
@@ -160,7 +166,8 @@ def count_values(sql: Any, source: str, value: str) -> dict[str, Any] | None:
     """Sum documents and tokens by the value of an expression over the view `ledger` (`sum_values`).
 
     None if a table would say nothing, as the values identify documents: no two have the same one, or there are more
-    values than a table shows and fewer than two documents for each on average."""
+    values than a table shows and fewer than two documents for each on average.
+    """
     rows = f"SELECT ({value})::VARCHAR AS value, 1 AS documents, tokens FROM ledger WHERE source = ?"
     query = f"SELECT approx_count_distinct(value), count(value) FROM ({rows})"
     about, documents = sql.execute(query, [source]).fetchone()

@@ -34,13 +34,15 @@ STOPS = ("received ", "the job ends in ", "interrupted")
 
 @dataclass(slots=True)
 class NodeRow:
-    """The work of a node in all jobs. busy: seconds of its tasks; slowest: (task, seconds)."""
+    """The work of a node in all jobs."""
 
     node: str
     tasks: int = 0
     busy: float = 0.0
+    """Seconds of its tasks."""
     tries: int = 0
     slowest: tuple[str, float] = ("", 0.0)
+    """(task, seconds)."""
 
 
 def run_report(work: Path, out: Path, run: Path | None = None) -> None:
@@ -90,12 +92,12 @@ def _when(seconds: float) -> str:
 
 
 def _noun(number: int, noun: str) -> str:
-    """The noun that follows a number."""
+    """Return the noun that follows a number."""
     return noun if number == 1 else f"{noun}s"
 
 
 def _is_stop(job: LoggedJob, text: str) -> bool:
-    """Whether a message says that the job was asked to stop, which is not a problem."""
+    """Return whether a message says that the job was asked to stop, which is not a problem."""
     return job.exit_code == Stopped.exit_code and text.removeprefix("pretok: ").startswith(STOPS)
 
 
@@ -105,10 +107,9 @@ def chart(
     *,
     zero: bool = False,
 ) -> dict[str, Any] | None:
-    """Scale curves for the template: points in a square of 100 by 100 with the origin at the top left, and the numbers
-    at the ends of both axes. None if there is no point.
+    """Scale curves for the template; None if there is no point.
 
-    series: (x, y) of each curve; label: formats x values; zero: the y axis begins at 0.
+    Points are in a square of 100 by 100 with the origin at the top left, with the numbers at the ends of both axes.
     """
     curves = {name: curve for name, curve in series.items() if curve}
     if not curves:
@@ -135,14 +136,14 @@ def powers(counts: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
 
 
 def verified_at(manifest: Manifest, jobs: Sequence[LoggedJob]) -> float | None:
-    """When a job last verified the shards as they are now, in seconds since 1970; None if none did."""
+    """Return when a job last verified the shards as they are now, in seconds since 1970; None if none did."""
     sealed = (manifest.folder / FILE_NAME).stat().st_mtime
     ends = [job.ended for job in jobs if job.command in ("verify", "run") and job.exit_code == 0]
     return max((end for end in ends if end >= sealed), default=None)
 
 
 def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
-    """One row for each node, by name."""
+    """Return one row for each node, by name."""
     rows: dict[str, NodeRow] = {}
     for task in (task for job in jobs for task in job.tasks):
         row = rows.setdefault(task.node, NodeRow(task.node))
@@ -152,7 +153,7 @@ def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
 
 
 def _curves(run: RunHistory) -> dict[str, dict[str, Any] | None]:
-    """The charts of a run, by title."""
+    """Return the charts of a run, by title."""
     metrics = _thinned(run.metrics)
     checks = [(r["step"], r.get("sources") or {}, r.get("bits_per_byte") or {}) for r in run.validation]
     names = sorted({name for _, losses, _ in checks for name in losses})
@@ -177,6 +178,6 @@ def _curve(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]
 
 
 def _thinned(values: list[Any]) -> list[Any]:
-    """About POINTS of the values at most, evenly spread, with the last one."""
+    """Thin values to about POINTS at most, evenly spread, with the last one."""
     step = max(1, len(values) // POINTS)
     return values[::-1][::step][::-1]

@@ -54,35 +54,38 @@ class Words:
         return np.diff(self.offsets)
 
     def words(self) -> pa.LargeBinaryArray:
-        """The words as an Arrow array, without a copy."""
+        """Return the words as an Arrow array, without a copy."""
         array: Any = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+            # No validity buffer: no word is null.
+            pa.large_binary(),
+            len(self),
+            [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)],
         )
         return array
 
     def take(self, order: Ints) -> Words:
-        """The words at `order`, in that order."""
+        """Return the words at `order`, in that order."""
         return from_arrow(self.words().take(pa.array(order)), self.counts[order], self.others[order])
 
     def sorted(self) -> Words:
-        """The same words, ordered by their bytes."""
+        """Return the same words, ordered by their bytes."""
         return self.take(pc.array_sort_indices(self.words()).to_numpy().astype(np.int64))
 
 
 def from_arrow(words: pa.LargeBinaryArray, counts: Ints, others: Ints) -> Words:
-    """Words from an Arrow array and their sums."""
+    """Make words from an Arrow array and their sums."""
     return Words(*buffers(words), counts, others)
 
 
 def concatenate(parts: Sequence[Words]) -> Words:
-    """All words of the parts, at least one, in a row."""
+    """Return all words of the parts, at least one, in a row."""
     counts, others = ([getattr(part, name) for part in parts] for name in ("counts", "others"))
     words = pa.concat_arrays([part.words() for part in parts])
     return from_arrow(words, np.concatenate(counts), np.concatenate(others))
 
 
 def split_buckets(words: Words) -> Iterator[Words]:
-    """The words of each bucket, BUCKETS times, in their order."""
+    """Yield the words of each bucket, BUCKETS times, in their order."""
     # Always by the same seed and the highest bits, so that a word of any corpus is in the same bucket.
     bucket = (hash_documents(words.data, words.offsets, 0) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
     order = np.argsort(bucket, kind="stable")
@@ -94,7 +97,7 @@ def split_buckets(words: Words) -> Iterator[Words]:
 
 
 def whole_texts(texts: pa.ChunkedArray) -> Words:
-    """Texts of type large_string as words that occur once."""
+    """Return texts of type large_string as words that occur once."""
     data, offsets = buffers(texts.combine_chunks())
     return Words(data, offsets, np.ones(len(texts), np.int64), np.zeros(len(texts), np.int64))
 
@@ -113,8 +116,10 @@ def write_groups(file: Any, groups: Iterable[Words], metadata: Callable[[], obje
 
 
 def read_group(path: Path, *groups: int) -> Words:
-    """A row group of a file; of several groups all words in a row, where one may occur more than once. Raises
-    IntegrityError if the file is damaged."""
+    """Read the words of a row group, or of several in a row, where one may occur more than once.
+
+    Raises IntegrityError if the file is damaged.
+    """
     # A row group is small: threads and pre-buffering of Arrow took a third of the time.
     with reading(path, pa.ArrowException, ValueError), pq.ParquetFile(path, pre_buffer=False) as file:
         if file.schema_arrow.remove_metadata() != SCHEMA:
@@ -125,7 +130,7 @@ def read_group(path: Path, *groups: int) -> Words:
 
 
 def read_metadata(path: Path) -> Any:
-    """The metadata that `write_groups` wrote. Raises IntegrityError if the file is damaged."""
+    """Read the metadata that `write_groups` wrote. Raises IntegrityError if the file is damaged."""
     with (
         reading(path, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError),
         pq.ParquetFile(path) as file,

@@ -106,6 +106,7 @@ def run_count(
             if source.skip_damaged:
                 left = without_damaged(plan, state, source.max_damaged, console)
             if left != plan:
+                # Before anything is counted by it: a restart leaves out the same files.
                 write_plan(_plan_path(state, plan.name), left)
             return left
 
@@ -129,13 +130,13 @@ def run_count(
 
 
 def _without(left_out: Sequence[LeftOut]) -> CountRecord:
-    """A record of damaged files."""
+    """Return a record of damaged files."""
     rejected = {DAMAGED_FILE: len(left_out)} if left_out else {}
     return CountRecord(read=len(left_out), rejected=rejected, left_out=tuple(left_out))
 
 
 def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
-    """The counts. Raises PartitionsFailed if a source has no document or too many rejects."""
+    """Return the counts. Raises PartitionsFailed if a source has no document or too many rejects."""
     sources = {name: (record.read, record.rejected) for name, record in counts.records.items()}
     if complaints := poor_sources(
         recipe.shards.max_reject_share, sources, lambda name: worst_files([counts.rejects_paths[name]])
@@ -168,6 +169,7 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
             return done
         engine.choose(sum(path.stat().st_size for part in parts for path in part.buckets))
         for part in parts:
+            # A sum over damaged counts would get a seal of its own.
             part.check()
         names = sorted({name for part in parts for name in part.sources})
         records = {name: CountRecord() for name in names}
@@ -175,7 +177,7 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
 
 
 def _parts_of(counts: list[CorpusCounts], name: str) -> list[AddedCounts]:
-    """The counts of a source in all counts that have it."""
+    """Return the counts of a source in all counts that have it."""
     found = []
     for one in counts:
         if name in one.sources:
@@ -214,8 +216,10 @@ def _claim(folder: Path, config: CountConfig) -> Iterator[CorpusCounts | None]:
 
 
 def _repaired(state: Path, old: CountConfig, now: CountConfig) -> tuple[CountConfig, list[LeftOut]]:
-    """(the config of begun counts, with the files that were damaged as they are now; those that were left out). What
-    was read of changed files, and nothing else, is to be read again."""
+    """Return (the config of begun counts, with damaged files as they are now; those that were left out).
+
+    What was read of changed files, and nothing else, is to be read again.
+    """
     inputs, left_out = dict(old.inputs), list[LeftOut]()
     for name in inputs.keys() & now.inputs.keys():
         plan, files = read_plan(_plan_path(state, name)), now.inputs[name].files
@@ -242,7 +246,7 @@ def _plan_path(state: Path, name: str) -> Path:
 
 
 def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
-    """The finished counts in `folder`, None if there are none. Raises MismatchError if they are others."""
+    """Return the finished counts in `folder`, None if there are none. Raises MismatchError if they are others."""
     if not (folder / FILE_NAME).exists():
         return None
     done = load_counts(folder)
@@ -251,7 +255,7 @@ def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
 
 
 def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfig:
-    """Everything that decides the counts: the settings, and every input with its size and identity."""
+    """Return everything that decides the counts: the settings, and every input with its size and identity."""
     with engine.stop.raising():
         listed = list_sources(recipe, console, appended=False)
     files = {name: tuple(listing.files) for name, [listing] in listed.items()}
@@ -270,7 +274,7 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
 
 
 def _plan(name: str, config: CountConfig, recipe: Recipe, state: Path, console: Console) -> SourcePlan:
-    """The plan of a source: the one in `state`, or a new one, which is stored there."""
+    """Return the plan of a source: the one in `state`, or a new one, which is stored there."""
     if (old := read_plan(_plan_path(state, name))) is not None:
         return old
     inputs = config.inputs[name].files
@@ -284,7 +288,7 @@ def _plan(name: str, config: CountConfig, recipe: Recipe, state: Path, console: 
 def _tasks(
     plan: SourcePlan, config: CountConfig, recipe: Recipe, state: Path, stamps: Mapping[str, Stamp]
 ) -> list[CountTask]:
-    """The tasks that count a source, one per partition."""
+    """Return the tasks that count a source, one per partition."""
     record, settings = recipe.sources[plan.name].record_format(), replace(config, inputs={})
     return [
         CountTask(
@@ -306,7 +310,7 @@ def _count(every: list[CountTask], step: Step) -> Failures:
 
 
 def _part(path: Path, counted: Counted) -> AddedCounts:
-    """A counted partition. path: of its file."""
+    """Return a counted partition. path: of its file."""
     texts = counted.runs * BUCKETS
     return AddedCounts(
         counted.record, [(path, range(k, texts, BUCKETS)) for k in range(BUCKETS)], (path, [texts])
@@ -320,8 +324,10 @@ def _merge(
     records: dict[str, CountRecord],
     step: Step,
 ) -> CorpusCounts:
-    """Add up the parts of each source, bucket by bucket, write counts.json and delete the state. records: of each
-    source, what counts besides its parts."""
+    """Add up the parts of each source, bucket by bucket, write counts.json and delete the state.
+
+    records: of each source, what counts besides its parts.
+    """
     reductions = [
         ReduceTask(
             folder / f"bucket-{k:02d}.parquet",

@@ -95,13 +95,15 @@ class Counted(Struct, forbid_unknown_fields=True):
 
 
 def load_counted(path: Path) -> Counted:
-    """What the file of a counted partition says of itself. Raises IntegrityError."""
+    """Load what the file of a counted partition says of itself. Raises IntegrityError."""
     return read_record(Counted, read_metadata(path), path)
 
 
 def count_partition(task: CountTask, report: Report) -> Counted:
-    """Count a partition unless its file exists; `report` gets the increments of documents and bytes. Raises
-    PartitionsFailed for a damaged input."""
+    """Count a partition unless its file exists; `report` gets the increments of documents and bytes.
+
+    Raises PartitionsFailed for a damaged input.
+    """
     if task.path.exists():
         return load_counted(task.path)
     counter = _Counter(task)
@@ -113,7 +115,10 @@ def count_partition(task: CountTask, report: Report) -> Counted:
 
 @lru_cache(maxsize=1)
 def _table() -> WordTable:
-    """The process's one table for documents: growing a new one for each partition took a tenth of the time."""
+    """Return the process's one table for documents.
+
+    Growing a new one for each partition took a tenth of the time.
+    """
     return WordTable()
 
 
@@ -145,7 +150,7 @@ class _Counter:
         yield whole_texts(pa.chunked_array(self._texts, pa.large_string()))
 
     def _run(self) -> Iterator[Words]:
-        """The words of each bucket; empties the table."""
+        """Yield the words of each bucket; empties the table."""
         yield from split_buckets(self._table.words())
         self._table.clear()
         self.counted.runs += 1
@@ -156,6 +161,7 @@ class _Counter:
         refused = {"rejected": len(batch.rejects), "refused bytes": batch.refused}
         texts, spans = batch.texts, batch.spans
         if (sample := Fraction(config.sample)) < 1:
+            # By the bytes of the text: copies are chosen together, and no choice depends on workers or order.
             hashes = hash_documents(*buffers(texts), config.seed + SAMPLE_SEED_STEP)
             chosen = pa.array(select(hashes, sample))
             texts, spans = texts.filter(chosen), None if spans is None else spans.filter(chosen)
@@ -177,6 +183,7 @@ class _Counter:
     def _keep(self, texts: pa.LargeStringArray) -> None:
         """Keep held-out texts, the first ones up to the bytes wanted, at least one."""
         fits = np.cumsum(np.diff(buffers(texts)[1])) <= self._task.keep_text - self._kept
+        # One text at least, or a source of long documents would have none to compare.
         fits[0] |= self._kept == 0
         self._texts.append(texts.filter(pa.array(fits)))
         self._kept += len(buffers(self._texts[-1])[0])

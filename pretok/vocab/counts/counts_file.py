@@ -66,7 +66,7 @@ class CountRecord(Struct, forbid_unknown_fields=True):
     """Damaged files of which nothing was counted."""
 
     def counts(self) -> Counts:
-        """The counts that were added to the progress when this partition was counted."""
+        """Return the counts that were added to the progress when this partition was counted."""
         return {
             "documents": self.documents + self.heldout_documents,
             "bytes": self.bytes + self.heldout_bytes,
@@ -172,12 +172,12 @@ class CorpusCounts:
         return [path for path in self.checksums if path != self.heldout_path]
 
     def check(self) -> None:
-        """Raises IntegrityError if the checksum of a file has changed."""
+        """Raise IntegrityError if the checksum of a file has changed."""
         for path, checksum in self.checksums.items():
             compare_checksum(path, checksum)
 
     def heldout_texts(self, source: str) -> pa.LargeStringArray:
-        """The held-out texts kept of a source."""
+        """Return the held-out texts kept of a source."""
         texts = read_group(self.heldout_path, self.sources.index(source))
         return from_buffers(texts.data, texts.offsets)
 

@@ -51,7 +51,7 @@ _ONE_WORD = -1
 
 @njit(types.UniTuple(types.uint64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
 def short_key(data: Any, start: Any, size: Any, limit: Any) -> Any:
-    """The bytes of a word of 1 to SHORT bytes as two integers, the size in the highest byte of the second.
+    """Return the bytes of a word of 1 to SHORT bytes as two integers, the size in the highest byte of the second.
 
     Nothing at or after data[limit] is read.
     """
@@ -73,7 +73,7 @@ def short_key(data: Any, start: Any, size: Any, limit: Any) -> Any:
 
 @njit(types.int64(types.uint64, types.uint64), inline=True)
 def _home(low: Any, high: Any) -> Any:
-    """Where the search for a key begins, before the mask of the table's size; not negative."""
+    """Return where the search for a key begins, before the mask of the table's size; not negative."""
     # A long word's `low` is a hash already.
     h = low
     if high < _LONG:
@@ -84,7 +84,7 @@ def _home(low: Any, high: Any) -> Any:
 
 @njit(types.boolean(BYTES, types.int64, types.int64, BYTES, types.int64))
 def _same(data: Any, start: Any, size: Any, pool: Any, at: Any) -> Any:
-    """Whether the word at `at` of the pool is data[start:start + size]."""
+    """Return whether the word at `at` of the pool is data[start:start + size]."""
     if np.int64(load64(pool, at)) != size:
         return False
     for k in range(size):
@@ -96,6 +96,7 @@ def _same(data: Any, start: Any, size: Any, pool: Any, at: Any) -> Any:
 @njit(types.void(BYTES, types.int64, types.int64, BYTES, _INTS))
 def _keep(data: Any, start: Any, size: Any, pool: Any, state: Any) -> Any:
     """Append a word to the pool."""
+    # `WordTable._add` has made room for the words of all its documents.
     at = state[_POOLED]
     for k in range(_HEADER):
         pool[at + k] = (size >> (8 * k)) & 0xFF
@@ -106,7 +107,7 @@ def _keep(data: Any, start: Any, size: Any, pool: Any, state: Any) -> Any:
 
 @njit(types.UniTuple(types.uint64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
 def _key(data: Any, start: Any, size: Any, limit: Any) -> Any:
-    """The key of the word data[start:start + size]. Nothing at or after data[limit] is read."""
+    """Return the key of the word data[start:start + size]. Nothing at or after data[limit] is read."""
     if size > SHORT:
         return hash_bytes(data, start, start + size, np.uint64(0)), _LONG
     return short_key(data, start, size, limit)
@@ -114,7 +115,7 @@ def _key(data: Any, start: Any, size: Any, limit: Any) -> Any:
 
 @njit(types.int64(types.uint64, types.uint64, BYTES, types.int64, types.int64, _TABLE))
 def _find(low: Any, high: Any, data: Any, start: Any, size: Any, table: Any) -> Any:
-    """Where in the slots that of the word data[start:start + size] begins. A new word gets a slot, which is free.
+    """Return where in the slots that of the word data[start:start + size] begins. A new word gets a free slot.
 
     low, high: its key.
     """
@@ -144,10 +145,9 @@ def _find(low: Any, high: Any, data: Any, start: Any, size: Any, table: Any) -> 
 
 @njit(types.boolean(U8, I64, I64, I64, U8, types.int64, types.Tuple((_SLOTS, _POOL, _STATE))))
 def _add(data: Any, offsets: Any, first: Any, second: Any, classes: Any, code: Any, table: Any) -> Any:
-    """Add first[d] and second[d] for each word of document d, from the position in `state` on; False if the table must
-    grow first.
+    """Add first[d] and second[d] for each word of document d, from the position in `state` on.
 
-    Words are scanned and counted _AHEAD at a time, so that the slots of the first are loaded while others are scanned.
+    Returns False if the table must grow first.
     """
     slots, pool, state = table
     mask = len(slots) - 1
@@ -265,13 +265,15 @@ class WordTable:
             self._pool = pool
         self._state[[_DOCUMENT, _POSITION]] = 0, -1
         columns = data, offsets, first, second, class_table(), code
+        # The kernel cannot replace an array that its caller holds: it returns, and continues where it
+        # stopped.
         while not _add(*columns, (self._slots, self._pool, self._state)):
             slots = np.zeros(2 * len(self._slots), np.uint64)
             _rehash(self._slots, slots)
             self._slots = slots
 
     def words(self) -> Words:
-        """All words, in the order of their slots."""
+        """Return all words, in the order of their slots."""
         data = np.empty(self._state[_BYTES], np.uint8)
         offsets = np.zeros(len(self) + 1, np.int64)
         first, second = np.empty(len(self), np.int64), np.empty(len(self), np.int64)

@@ -49,14 +49,17 @@ Weighed = tuple[Words, Tally]
 
 
 def shares(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, Fraction]:
-    """The share of the text that each source has, by its weight, or without weights by its bytes; they add up to 1."""
+    """Return the share of the text that each source has, by its weight, or without weights by its bytes.
+
+    The shares add up to 1.
+    """
     whole = {name: Fraction(share) for name, share in (weights or sizes).items()}
     total = sum(whole.values())
     return {name: whole[name] / total if total else Fraction(0) for name in sizes}
 
 
 def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, int]:
-    """The integer by which each source's counts are multiplied so that its text has its share of the whole.
+    """Return the integer by which each source's counts are multiplied so that its text has its share of the whole.
 
     weights: source -> share, which need not add up to 1, some above 0; empty leaves the sources as they are. sizes:
     source -> bytes of text counted. The integers are exact unless the weighted text would exceed LIMIT bytes; then they

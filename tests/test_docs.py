@@ -12,13 +12,17 @@ import gzip
 import html
 import io
 import json
+import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -139,19 +143,107 @@ def _make_messy(folder: Path) -> None:
     (folder / "notes.pdf").write_bytes(b"%PDF")
 
 
-@pytest.mark.usefixtures("few_buckets")
-def test_the_ten_lines_from_a_dataset_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder in which the first block of docs/trainers.md ran, and the names that it left."""
     datasets = pytest.importorskip("datasets")
-    torch = pytest.importorskip("torch")
-    page = (ROOT / "docs" / "trainers.md").read_text("utf-8")
-    lines = page.partition("```python\n")[2].partition("```")[0].replace("size=32_000", "size=1_000")
+    pytest.importorskip("torch")
+    lines = _python_blocks("# Other trainers and Python")[0].replace("size=32_000", "size=1_000")
+    assert len(lines.splitlines()) <= 12
     texts = [f"{n} ships and {n * n} waves on the sea" for n in range(900)]
     known = {"dataset": datasets.Dataset.from_dict({"text": texts})}
-    monkeypatch.chdir(tmp_path)
-    exec(lines, known)
-    assert len(lines.splitlines()) <= 12
+    folder = tmp_path_factory.mktemp("made")
+    with contextlib.chdir(folder):
+        exec(lines, known)
+    return folder, known
+
+
+def _python_blocks(heading: str) -> list[str]:
+    """The Python blocks of docs/trainers.md below a heading."""
+    page = (ROOT / "docs" / "trainers.md").read_text("utf-8")
+    part = page.partition(f"{heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.usefixtures("few_buckets")
+def test_the_ten_lines_from_a_dataset_run(made: tuple[Path, dict[str, Any]]) -> None:
+    import torch
+
+    known = made[1]
     assert torch.equal(known["inputs"][:, 1:], known["targets"][:, :-1])
     assert known["inputs"].shape[1] == 1024
+
+
+@pytest.mark.usefixtures("few_buckets")
+@pytest.mark.parametrize("heading", ["PyTorch and accelerate", "transformers", "nanoGPT", "Python"])
+def test_blocks_of_the_page_run_as_printed_on_a_cpu(
+    made: tuple[Path, dict[str, Any]], heading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a model of the reader; only numbers of steps and sizes of batches are smaller."""
+    import torch
+
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(made[0])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if heading == "transformers":
+        pytest.importorskip("accelerate")
+        config = transformers.LlamaConfig(vocab_size=1_000, **sizes)
+        transformers.LlamaForCausalLM(config).save_pretrained("base")
+    known: dict[str, Any] = {
+        "rank": 0, "ranks": 1, "steps": 1, "global_batch": 8, "resumed": False, "checkpoint": {},
+        "cross_entropy": torch.nn.functional.cross_entropy, "model": torch.nn.Embedding(1_000, 1_000),
+        "batch_size": 2, "device": "cpu",
+    }  # fmt: skip
+    smaller = {
+        "max_steps=1000": "max_steps=2", "train_batch_size=8": "train_batch_size=1", "12_345": "5",
+        "accumulation_steps=4": "accumulation_steps=2", "[7, 3, 9_000]": "[7, 3, 5]",
+    }  # fmt: skip
+    for block in _python_blocks(f"## {heading}"):
+        for large, small in smaller.items():
+            block = block.replace(large, small)
+        exec(block, known)
+    if heading == "PyTorch and accelerate":
+        assert known["loader"].state_dict()["position"] == 8
+        assert torch.isfinite(known["loss"])
+    elif heading == "transformers":
+        assert known["trainer"].state.global_step == 2
+    elif heading == "nanoGPT":
+        inputs, targets = known["get_batch"]("train")
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    else:
+        assert known["work"].sources == ("en",)
+
+
+@pytest.mark.slow
+def test_the_notebook_goes_from_text_to_a_trained_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("nbclient", "ipykernel", "matplotlib"):
+        pytest.importorskip(package, reason="needs pip install nbclient ipykernel matplotlib")
+    import nbclient
+    import nbformat
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for the kernel, which starts elsewhere
+    notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "save it without its output"
+    with warnings.catch_warnings(action="ignore"):  # those of the client's event loop
+        nbclient.NotebookClient(
+            notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        ).execute()
+    shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in data for data in shown) == 3
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert len(losses) > 30
+    assert losses[-1] < losses[0] - 1
+
+
+def test_the_picture_of_the_report_is_of_this_page() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    assert len(made["headings"]()) > 5
+    assert made["headings_of"](made["PICTURE"].read_bytes()) == made["headings"](), (
+        "run python docs/pictures.py"
+    )
 
 
 def anchors(page: Path) -> set[str]:

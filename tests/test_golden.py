@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 import zstandard
@@ -32,6 +33,23 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
     "jsonl.gz": gzip.compress,
     "jsonl.zst": zstandard.ZstdCompressor().compress,
 }
+
+
+def test_golden_files_of_a_release_stay(tmp_path: Path) -> None:
+    """Those that .ci/release --tag has listed; one that was changed, or is gone, is named."""
+    release = run_path(str(GOLDEN.parents[1] / ".ci" / "release"))
+    assert release["changed"]() == []
+    copy = shutil.copytree(GOLDEN, tmp_path / "golden")
+    (copy / "released.json").write_text(json.dumps({"1.0": release["digests"](copy)}))
+    assert release["changed"](copy) == []
+    (copy / "mix.json").write_text("{}")
+    (copy / "counts.json").unlink()
+    assert release["changed"](copy) == ["counts.json", "mix.json"]
+
+
+def test_all_places_name_one_version() -> None:
+    release = run_path(str(GOLDEN.parents[1] / ".ci" / "release"))
+    assert set(release["versions"]().values()) == {pretok.__version__}
 
 
 def golden_shards(folder: Path) -> Path:

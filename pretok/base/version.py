@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from pretok.base.errors import UsageError
 
-PRETOK_VERSION = "0.1.0"
+PRETOK_VERSION = "1.0.0rc1"
 """pyproject.toml reads it from here."""
 
 

@@ -70,6 +70,8 @@ takes a byte for each."""
 PLACES, OPENED = 16, 256
 """The leaves that a reader compares with the roots of the shards when it begins, and the files whose size it compares:
 of more, each of a thousand ranks would ask the servers of a file system for the whole corpus."""
+INNER = {"learned", "order", "source_bases", "tapes", "tokens"}
+"""Attributes of a View for `stream.audit` and the like, not for its users."""
 NEAR = 8
 """A reader moves forward if a request begins at most this many times its own length after the end of the last one."""
 
@@ -169,8 +171,7 @@ class View:
     the fingerprint of its plan, so a run may continue with either. manifest_fingerprint: identifies the shards of the
     mix. tokenizer: its entry in the manifest. materialized: whether the shards hold the sequences in the order of the
     mix. masked: whether the loss leaves out more tokens than padding. removals: how often documents had been removed
-    from the shards when it was opened. but_for_removals: see the manifest; for `same_until`. folder: the folder of the
-    mix file; side files are next to it.
+    from the shards when it was opened. but_for_removals: see the manifest; for `same_until`.
 
     It may be forked and pickled: every process opens its own files. Use it from one thread at a time.
     """
@@ -230,6 +231,9 @@ class View:
             f"<pretok.stream.View: {len(self)} sequences of {self.seq_len} + 1 tokens of {names} as "
             f"{self.dtype.name}, fingerprint {self.fingerprint}>"
         )
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in INNER]
 
     def __len__(self) -> int:
         return self.order.length
@@ -369,7 +373,7 @@ class View:
         return tokens, np.greater(mask, again, out=again)
 
     def _part(self, positions: Ints, masked: bool) -> tuple[TokenRanges, Mask | None]:
-        """Return `pieces_of` the positions.
+        """Return `_pieces_of` the positions.
 
         For a reader that moves forward they are computed in large blocks: one position costs as much as a hundred.
         """
@@ -380,10 +384,10 @@ class View:
         ahead, alone = self._ahead, end - start != len(positions) or (np.diff(positions) != 1).any()
         if alone or not ahead.start <= start <= end <= ahead.end or (masked and ahead.mask is None):
             if alone or not near:
-                return self.pieces_of(positions, masked)
+                return self._pieces_of(positions, masked)
             most = min(AHEAD, AHEAD_TOKENS // self.seq_len)
             every = np.arange(start, min(max(end, start + most), len(self)))
-            ahead = self._ahead = _Ahead(start, start + len(every), *self.pieces_of(every, masked))
+            ahead = self._ahead = _Ahead(start, start + len(every), *self._pieces_of(every, masked))
         first, last = start - ahead.start, end - ahead.start
         low, high = first, last
         if len(ahead.pieces.row) != ahead.end - ahead.start:  # not one piece a row
@@ -392,7 +396,7 @@ class View:
         pieces = TokenRanges(row - first if first else row, column, address, length)
         return pieces, ahead.mask[first:last] if masked and ahead.mask is not None else None
 
-    def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[TokenRanges, Mask | None]:
+    def _pieces_of(self, positions: Ints, masked: bool = False) -> tuple[TokenRanges, Mask | None]:
         """Return the pieces of the sequences at `positions`, sorted by row and, if `masked`, their learned targets."""
         masked = masked and self.masked
         if self.materialized:

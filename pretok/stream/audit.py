@@ -41,7 +41,7 @@ def of_class(view: View, name: str) -> str | None:
 
 def pieces(view: View, position: int) -> list[tuple[Path, int, int]]:
     """Return (`.bin`, first token in it, tokens) for everything one position reads, in its order."""
-    return view.tokens.parts(view.pieces_of(np.array([position]))[0])
+    return view.tokens.parts(view._pieces_of(np.array([position]))[0])
 
 
 def shard(view: View, position: int, token: int) -> Path:

@@ -200,7 +200,7 @@ def test_blocks_come_in_the_order_of_their_first_use(
     view = large[1]
     sampler = PositionSampler(len(view), global_batch=8, micro_batch=4, rank=1, world_size=2)
     files: Any = view.tokens.files
-    units = files.units(view.pieces_of(np.concatenate(list(sampler)))[0])
+    units = files.units(view._pieces_of(np.concatenate(list(sampler)))[0])
     first = dict.fromkeys(map(tuple, units[:, :2].tolist()))
     read_ahead(view, sampler)
     until(lambda: len(server.gets()) == len(first))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -56,6 +57,14 @@ def test_splits_and_sources_are_chosen(shards: Path) -> None:
     assert val.prefix_counts(len(val)) == {"en": 0, "it": 8}
     english = pretok.stream.open(shards, seq_len=5, source="en")
     assert (english.prefix_counts(3), english.vocab_size, english.eod_id) == ({"en": 3}, 1000, EOD)
+
+
+def test_dir_lists_what_the_page_documents(view: View) -> None:
+    """Methods with a docstring, and the attributes that the docstring of the class names."""
+    shown = {name for name in dir(view) if not name.startswith("_")}
+    named = {name for name in vars(view) if re.search(rf"\b{name}[:.,]", View.__doc__ or "")}
+    assert shown & vars(view).keys() == named >= {"seq_len", "fingerprint", "mix"}
+    assert all(getattr(View, name).__doc__ for name in shown - named)
 
 
 def test_a_view_says_what_it_is_and_is_a_sequence(view: View) -> None:

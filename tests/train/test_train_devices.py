@@ -24,6 +24,8 @@ from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel import devices, parallelize
 from train.parallel.devices import cores_beside, find_device, gigabytes_of, peak_of
+from train.parallel.layout import Layout
+from train.parallel.mesh import build_mesh
 from train.parallel.parallelize import float8_products
 
 
@@ -185,3 +187,21 @@ def test_the_preflight_sums_in_two_groups(
         "matmul",
         "all-reduce",
     ]
+
+
+@pytest.mark.parametrize(("offload", "backend"), [(False, "fake"), (True, "cpu:gloo,cuda:fake")])
+def test_groups_of_a_mesh_on_devices_connect_no_hosts(offload: bool, backend: str) -> None:
+    """Hosts talk in the one group of all ranks; with --offload gradients are on the host."""
+    import torch.testing._internal.distributed.fake_pg
+
+    device = devices.Device(torch.device("cpu"), "", "cpu:gloo,cuda:fake", None, "")
+    dist = torch.distributed
+    dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = build_mesh(device, Layout(1, 1, 1, 1), offload=offload)
+        names = mesh.mesh_dim_names
+        assert {dist.get_backend_config(mesh.get_group(name)) for name in names} == {
+            str(dist.distributed_c10d.BackendConfig(dist.Backend(backend)))
+        }
+    finally:
+        dist.destroy_process_group()

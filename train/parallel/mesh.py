@@ -23,14 +23,20 @@ from train.parallel.devices import Device
 from train.parallel.layout import Layout
 
 
-def build_mesh(device: Device, layout: Layout) -> DeviceMesh:
+def build_mesh(device: Device, layout: Layout, *, offload: bool = False) -> DeviceMesh:
     """Build the mesh, with tensor ranks innermost and shard ranks next, so that both stay inside a node.
 
     Stages of a pipeline are farthest apart, as they send least. `train.parallel.group.connect` limits its collectives.
+    Its groups send what is on the device, and with `offload` also what is on the host, for which each connects by gloo.
     """
     names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
-    return init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
+    backend = (
+        device.backend if offload else device.backend.rpartition(":")[2]
+    )  # "cpu:gloo,cuda:nccl" -> "nccl"
+    return init_device_mesh(
+        device.device.type, sizes, mesh_dim_names=names, backend_override=dict.fromkeys(names, backend)
+    )
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:

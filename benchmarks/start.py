@@ -1,7 +1,7 @@
 """What the hosts of a run do at its start, by the number of ranks.
 
 Input: nothing but the machine; every rank is a process that starts a debug model on shared parameters and saves once.
-Groups that a GPU run makes by NCCL send nothing here, or connect by gloo as well, as they do with --offload. Output:
+Output:
 sockets of rank 0 and of a rank in the middle, requests to the store by all ranks, and processor time of rank 0 until
 its first step; all ranks share the cores of this machine, so time by the clock would say little.
 """
@@ -21,13 +21,12 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
-from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
 from benchmarks.inputs import Inputs
 from benchmarks.measure import Row, Table, in_turns
 from benchmarks.train_shards import write_random_shards
 from pretok.base.stop import StopFlag
-from train import loop, setup
+from train import loop
 from train.config import TrainConfig
 from train.parallel import group
 from train.parallel.devices import Device
@@ -35,11 +34,8 @@ from train.report import Reporter
 from train.start import Run
 
 RANKS = 64
-CASES = {
-    "groups of the mesh connect by gloo too, at once": ("gloo", "0"),
-    "groups of the mesh connect by gloo too, when used": ("gloo", "1"),
-    "one group of hosts, which connects when used": ("fake", "1"),
-}
+CASES = {"hosts connect at once": "0", "hosts connect when they first talk": "1"}
+"""Cases -> TORCH_GLOO_LAZY_INIT."""
 
 
 class Counting(Store):  # type: ignore[misc]
@@ -79,24 +75,18 @@ for _name in (
 
 def rank(number: int, ranks: int, port: int, folder: Path, case: str, answers: Any) -> None:
     """Start one rank as `train` does, save once, and put what it took."""
-    backend, lazy = CASES[case]
-    os.environ |= {"TORCH_GLOO_LAZY_INIT": lazy, "RANK": str(number), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"TORCH_GLOO_LAZY_INIT": CASES[case], "RANK": str(number), "WORLD_SIZE": str(ranks)}
     torch.set_num_threads(1)
     began = time.process_time()
     counting = Counting(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
     device = Device(torch.device("cpu"), "cpu", "gloo", None, "")
-    out = folder / case[:12] / "run"
+    out = folder / "run"
     config = TrainConfig(
         shards=str(folder / "shards"), out=str(out), model="debug", seq_len=64, shard=ranks, global_batch=ranks,
         micro_batch=1, steps=1, warmup=1, workers=0, val_every=0,
     )  # fmt: skip
-    build = setup.build_mesh
     with (
         patch.object(group, "_find_store", lambda _limit: (counting, number, ranks)),
-        patch.object(
-            setup, "build_mesh", lambda device, layout, **_: build(replaced(device, backend), layout)
-        ),
-        patch.object(setup, "connect", lambda *_: None) if backend == "fake" else patch.dict({}),
         StopFlag(0.0) as stop,
         group.process_group(device, 900, out, lambda _: None),
         Reporter(number, out) as report,
@@ -110,11 +100,6 @@ def rank(number: int, ranks: int, port: int, folder: Path, case: str, answers: A
         answers.put((number, sockets(), sum(counting.requests.values()), seconds))
         run.log.close()
         dist.barrier()
-
-
-def replaced(device: Device, backend: str) -> Device:
-    """The device with another backend for its groups."""
-    return Device(device.device, device.name, backend, device.peak, device.peak_source)
 
 
 def sockets() -> int:

@@ -268,8 +268,8 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
     assert min(look["behind"] for look in looks) > NOTABLE
     assert min(look["seconds"] for look in looks) > 20  # of one step, also right after a resume
     assert f"slow: rank 1 on {os.uname().nodename}: waiting for data takes 3" in text
-    assert text.count("timeouts of 6 [1800.0]\n") == 4  # the world, four dimensions of the mesh, context
-    assert text.count("timeouts of 6 [78.0]\n") == 4
+    assert text.count("timeouts of 5 [1800.0]\n") == 4  # the world, three dimensions of the mesh, context
+    assert text.count("timeouts of 5 [78.0]\n") == 4
     assert text.count("communicators: default_pg ") == 2
     assert "lazy 1\n" in text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -31,12 +31,15 @@ def build_mesh(device: Device, layout: Layout, *, offload: bool = False) -> Devi
     """
     names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
-    backend = (
-        device.backend if offload else device.backend.rpartition(":")[2]
-    )  # "cpu:gloo,cuda:nccl" -> "nccl"
-    return init_device_mesh(
-        device.device.type, sizes, mesh_dim_names=names, backend_override=dict.fromkeys(names, backend)
-    )
+    backend = device.backend
+    if not offload:
+        backend = backend.rpartition(":")[2]  # "cpu:gloo,cuda:nccl" -> "nccl"
+    # A dimension of all ranks is the group that they have already, as long as nothing is said about it.
+    world = dist.get_world_size()
+    others: dict[int | str, Any] = {
+        name: backend for name, size in zip(names, sizes, strict=True) if size != world
+    }
+    return init_device_mesh(device.device.type, sizes, mesh_dim_names=names, backend_override=others)
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:

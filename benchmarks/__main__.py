@@ -37,6 +37,7 @@ TITLES = {
     "documents": "Commands that show documents",
     "certificate": "The certificate of a step of 512 sequences of 4,096",
     "train_ranks": "A checkpoint of 9 billion parameters by the number of ranks, CPU seconds of rank 0",
+    "start": "What the hosts of a run do at its start, by the number of ranks",
 }
 """The sections in the order of results.md; each is `measure` of the module of that name."""
 QUOTED = ("peers", "end_to_end", "parts", "startup", "files", "remote", "loader")

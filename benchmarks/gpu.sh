@@ -19,7 +19,7 @@ measure() { # NAME ARGUMENTS of train: seconds to the first step, of the first a
         --global-batch $((n * 2)) --micro-batch 2 --schedule constant --save-every never "$@" >"$work/$name.txt" 2>&1 ||
         { tail -n 5 "$work/$name.txt"; return 0; }
     echo "$name: $((SECONDS - began)) s in all"
-    grep -E "saved|resumed|blocks are" "$work/$name.txt" || true
+    grep -E "saved|resumed|blocks are|communicators" "$work/$name.txt" || true
     python - "${@: -1}" <<'PY'
 import json, statistics, sys
 seconds = [json.loads(line)["seconds"] for line in open(f"{sys.argv[1]}/metrics.jsonl")]
@@ -34,11 +34,13 @@ for shard in 1 "$n"; do
     done
     find "$work/save-$shard/checkpoints" -name 'rank-*' -printf '  %f %s bytes\n' | sort -u
 done
-echo "== start: eager and lazy gloo groups"
+echo "== start: gloo connects at once, then when used; 'communicators' has the seconds of each group"
 for lazy in 0 1; do TORCH_GLOO_LAZY_INIT=$lazy measure "lazy-$lazy" --steps 3 --out "$work/lazy-$lazy"; done
 echo "== compile cache: cold, then warm in another folder"
 rm -rf "$work/cache" && measure cold --steps 3 --out "$work/cold"
 cp -r "$work/cache" "$work/copy" && TORCHINDUCTOR_CACHE_DIR=$work/copy measure warm --steps 3 --out "$work/warm"
+echo "== attention inside documents, compiled"
+measure documents --attention document --compile --steps 12 --out "$work/documents"
 if ((n > 1)); then
     echo "== tensor parallel with full recomputation: eager, compiled"
     for compile in no-compile compile; do

@@ -63,6 +63,13 @@ link_compiled() { # load|save NODE...: copy compiled code from an earlier link t
         fi' _ "$node_local" "$logs" "$1" || true # without it the next link compiles again
 }
 
+link_stage() { # NODE...: copy shards and mix to the fast part of the file system, a share of the files by each node
+    [ -n "${PRETOK_STAGE:-}" ] || return 0
+    # shellcheck disable=SC2016,SC2046
+    srun $(link_steps "$@") --wait=60 bash -c 'exec python -m pretok.stream.staging "$1" "$2" "$SLURM_NODEID" "$3"' \
+        _ "$PRETOK_WORK" "$PRETOK_STAGE" "$#"
+}
+
 link_answering() { # NODE...: print those on which a step can be started
     local node
     for node in "$@"; do

@@ -16,7 +16,13 @@ from benchmarks.__main__ import TITLES, report
 from benchmarks.inputs import Inputs
 from benchmarks.measure import RESULTS, load_results
 
-PACKAGES = {"remote": "s3fs", "object_store": "torch", "loader": "torch", "train_ranks": "torch"}
+PACKAGES = {
+    "remote": "s3fs",
+    "object_store": "torch",
+    "loader": "torch",
+    "train_ranks": "torch",
+    "start": "torch",
+}
 QUICK = {"parts", "packing", "chats", "certificate", "train_ranks"}
 
 

@@ -87,7 +87,7 @@ def build_trainee(
     The weights are random, or those of --init-from. phase: the first phase of the run.
     """
     sizes = phase.model
-    mesh = build_mesh(device, layout)
+    mesh = build_mesh(device, layout, offload=config.offload)
     context = Context.of(mesh, config.context)
     connect(device, config.timeout, report)
     stages, parts = stages_of(config, mesh["pipeline"].get_local_rank()), []

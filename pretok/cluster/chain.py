@@ -214,9 +214,11 @@ def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -
 
 def recipe_flags(recipe: Recipe) -> list[str]:
     """Turn [train] of the recipe into flags of `train`, with the recipe's shards and mix."""
-    arguments = ["--shards", str(recipe.shards_dir)]
+    staged = recipe.slurm.fast if recipe.slurm.stage else None
+    data = staged or recipe.out
+    arguments = ["--shards", str(data / recipe.shards_dir.name)]
     if recipe.mix is not None:
-        arguments += ["--mix", str(recipe.mix_path)]
+        arguments += ["--mix", str(data / recipe.mix_path.name)]
     for key, value in recipe.train.items():
         flag = key.replace("_", "-")
         if isinstance(value, bool):
@@ -247,8 +249,16 @@ def submit_chain(jobs: Sequence[Job], script: str, folder: Path) -> list[str]:
     return ids
 
 
-def chain_script(jobs: Sequence[Job], profile: Profile, spare: int, folder: Path) -> str:
-    """Write a shell script that submits all jobs, to run or to paste. spare: extra nodes of the training jobs.
+def _stage(recipe: Recipe) -> list[str]:
+    """Return the lines that have each training job stage its data (link_stage in link.sh)."""
+    if not recipe.slurm.stage or recipe.slurm.fast is None:
+        return []
+    paths = {"PRETOK_WORK": recipe.out, "PRETOK_STAGE": recipe.slurm.fast}
+    return [f"export {name}={shlex.quote(str(path.absolute()))}" for name, path in paths.items()]
+
+
+def chain_script(jobs: Sequence[Job], profile: Profile, recipe: Recipe, folder: Path) -> str:
+    """Write a shell script that submits all jobs, to run or to paste.
 
     It is a subshell: if Slurm refuses a job, those before it are cancelled and the rest is not submitted, and the shell
     that the script was pasted into continues.
@@ -260,8 +270,9 @@ def chain_script(jobs: Sequence[Job], profile: Profile, spare: int, folder: Path
         f"cd {shlex.quote(str(Path.cwd()))}",
         f"mkdir -p {shlex.quote(str(folder.parent))}",
         f"mkdir {shlex.quote(str(folder))}",
-        f"export PRETOK_SLURM={shlex.quote(str(profile.folder))} PRETOK_SPARE={spare}",
+        f"export PRETOK_SLURM={shlex.quote(str(profile.folder))} PRETOK_SPARE={recipe.slurm.spare}",
         f"export PRETOK_CHAIN={shlex.quote(str(folder.absolute()))}",
+        *_stage(recipe),
         "submitted=",
         """trap '[ $? = 0 ] || [ -z "$submitted" ] || scancel $submitted' EXIT""",
     ]

@@ -152,7 +152,8 @@ def submit(
     slurm_account: Setting = setting("slurm.account"),
     slurm_exclude: Setting = setting("slurm.exclude"),
     run: Annotated[
-        Path | None, option("--run", "Folder of the training run. Default: OUT/run.", "DIR")
+        Path | None,
+        option("--run", "Folder of the training run. Default: OUT/run, or run in slurm.fast.", "DIR"),
     ] = None,
     dry_run: Annotated[
         bool, option("--dry-run", "Print the sbatch commands as a shell script. Submit nothing.")
@@ -201,8 +202,9 @@ def submit(
         for stage in loaded.slurm.model_fields_set & set(job.STAGES) - set(chosen):
             raise UsageError(f"{recipe}: [slurm.{stage}]: {stage} is not submitted, only {', '.join(chosen)}")
     folder = loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S")
-    jobs = job.plan_chain(loaded, recipe, site, chosen, run or loaded.out / "run", arguments, folder)
-    script = job.chain_script(jobs, site, loaded.slurm.spare, folder)
+    run = run or (loaded.slurm.fast or loaded.out) / "run"
+    jobs = job.plan_chain(loaded, recipe, site, chosen, run, arguments, folder)
+    script = job.chain_script(jobs, site, loaded, folder)
     if dry_run:
         sys.stdout.write(script)
         return

@@ -495,6 +495,10 @@ class Slurm(SettingsTable):
 
     account: str | None = key(None, "Slurm account, instead of the profile's.", "project_1")
     exclude: str | None = key(None, "Nodes that no job may use, in sbatch's form.", "node[3,7]")
+    fast: ExpandedPath | None = key(
+        None, "Folder for RUN and staged files on a faster part of the file system.", "/fast/it"
+    )
+    stage: bool = key(False, "Copy shards and mix to `fast` before training.", needs="fast")
     spare: int = key(0, "Extra nodes in each training job, which replace nodes that fail.", ge=0)
     vocab: SlurmStage = SlurmStage()
     tokenize: SlurmStage = SlurmStage()

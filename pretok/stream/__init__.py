@@ -31,6 +31,7 @@ In this folder:
     mix_job.py      the job: weights and a budget -> mix.json and its report
     audit.py        where tokens come from, and which positions read them
     materialize.py  a mix written as shards in its order
+    staging.py      shards and mix -> copies on a faster part of the file system
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,31 @@ def test_jobs_have_their_dependencies_and_the_options_of_profile_recipe_and_flag
         "--shards", str(work / "shards"), "--mix", str(work / "mix.json"), "--model", "debug",
         "--global-batch", "8", "--compile", "--no-reshard", "--steps", "9",
     ]  # fmt: skip
+
+
+def test_a_run_on_a_fast_partition_reads_and_writes_there(
+    submit: Submit, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """RUN only with `fast`; shards and mix too if they are staged. --run takes precedence."""
+    monkeypatch.setenv("FAST", str(fast := tmp_path / "a fast disk"))
+    work = tmp_path / "work"
+
+    def script(keys: str, *options: str) -> list[str]:
+        tables = TABLES.replace("[slurm.train]", f"[slurm]\n{keys}\n[slurm.train]")
+        assert submit(tables, "--stages", "train", "--dry-run", *options) == 0
+        return shlex.split(capsys.readouterr().out)
+
+    for keys, data in (("", work), ("stage = true", fast / "it")):
+        words = script(f'fast = "$FAST/it"\n{keys}')
+        assert words[words.index("--shards") - 1] == str(fast / "it" / "run")
+        assert words[words.index("--shards") + 1] == str(data / "shards")
+        assert words[words.index("--mix") + 1] == str(data / "mix.json")
+        exported = {f"PRETOK_WORK={work}", f"PRETOK_STAGE={fast / 'it'}"}
+        assert exported & {*words} == (exported if keys else set())
+    words = script('fast = "$FAST/it"', "--run", str(tmp_path / "mine"))
+    assert words[words.index("--shards") - 1] == str(tmp_path / "mine")
+    assert submit(TABLES + "[slurm]\nstage = true\n", "--dry-run") == 2
+    assert "stage needs fast" in capsys.readouterr().err
 
 
 MACHINES = "deucalion discoverer jupiter karolina leonardo lumi marenostrum5 meluxina vega"

@@ -93,7 +93,8 @@ def test_one_command_from_text_to_a_trained_model_within_time_limits(
     first = f"[[ $SLURM_JOB_NAME = *-train ]] && mkdir {tmp_path}/first 2>/dev/null"
     site = profile(setup=f"if {first}; then export SLURM_JOB_END_TIME=$(($(date +%s) + 30)); fi;")
     shape = ["--nodes=tokenize=2", "--nodes=train=2", "--links=train=2"]
-    path = recipe("work", TRAIN, vocab="size = 1000")
+    fast = f'[slurm]\nfast = "{tmp_path}/fast"\nstage = true\n'
+    path = recipe("work", TRAIN + fast, vocab="size = 1000")
     chain = cluster.submit("--profile", site, *shape, str(path), "--", "--steps=20")
     links = chain.ids("train")
     for stage in ("vocab", "tokenize", "mix"):
@@ -103,7 +104,13 @@ def test_one_command_from_text_to_a_trained_model_within_time_limits(
     assert cluster.exit_code(links[0]) == 75, chain.logs()
     assert cluster.wait(links[-1]) == "COMPLETED", chain.logs()
     assert re.search(r"resumed from step \d\n", chain.log(links[-1]))
-    assert json.loads((tmp_path / "work" / "run" / "done.json").read_text())["step"] == 20
+    assert json.loads((tmp_path / "fast" / "run" / "done.json").read_text())["step"] == 20
+    copied = [re.findall(r"staged (\d+) files?, .* GB, in", chain.log(link)) for link in links]
+    assert len(copied[0]) == len(copied[1]) == 2  # nodes
+    assert all(map(int, copied[0]))
+    assert copied[1] == ["0", "0"]
+    reads = json.loads((tmp_path / "fast" / "run" / "config.json").read_text())
+    assert reads["shards"] == f"{tmp_path}/fast/shards"
 
 
 def test_links_without_progress_end_the_chain(

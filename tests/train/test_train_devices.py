@@ -22,8 +22,9 @@ from tests.train_support import filled
 from train import preflight
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
-from train.parallel import devices, parallelize
+from train.parallel import devices, mesh, parallelize
 from train.parallel.devices import cores_beside, find_device, gigabytes_of, peak_of
+from train.parallel.layout import Layout
 from train.parallel.parallelize import float8_products
 
 
@@ -185,3 +186,24 @@ def test_the_preflight_sums_in_two_groups(
         "matmul",
         "all-reduce",
     ]
+
+
+@pytest.mark.parametrize(("offload", "backend"), [(False, "nccl"), (True, "cpu:gloo,cuda:nccl")])
+@pytest.mark.parametrize(
+    ("layout", "made"),
+    [
+        (Layout(2, 2, 1), ["pipeline", "replicate", "shard", "tensor"]),
+        (Layout(1, 4, 1), ["pipeline", "replicate", "tensor"]),
+    ],
+)
+def test_groups_of_a_mesh_connect_no_hosts(
+    monkeypatch: pytest.MonkeyPatch, layout: Layout, made: list[str], offload: bool, backend: str
+) -> None:
+    """Hosts talk in the group of all ranks, which also serves as a dimension of all ranks: torch takes it for one about
+    which nothing is said. With --offload gradients are on the host."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(mesh, "init_device_mesh", lambda *_, **named: given.update(named))
+    monkeypatch.setattr(mesh.dist, "get_world_size", lambda: 4)
+    device = devices.Device(torch.device("cuda"), "", "cpu:gloo,cuda:nccl", None, "")
+    mesh.build_mesh(device, layout, offload=offload)
+    assert given["backend_override"] == dict.fromkeys(made, backend)

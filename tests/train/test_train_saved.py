@@ -270,8 +270,29 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
     assert len({path.parent for path in calls}) == 1
 
 
+@pytest.mark.parametrize("best", [1, 2])
+def test_what_was_a_best_checkpoint_when_it_was_saved_is_copied(trial: Trial, best: int) -> None:
+    """By a plain path below the current folder; also what is no longer among the best, but not what never was."""
+    trial.patch.chdir(trial.folder)
+    losses = iter([3.0, 1.0, 2.0, 4.0])
+
+    def rated(*_: object) -> dict[str, Any]:
+        return {"val_loss": next(losses), "val_bits_per_byte": 0.0, "sources": {}, "bits_per_byte": {}}
+
+    trial.patch.setattr(loop, "evaluate", rated)
+    run = trial.train(
+        steps=4, save_every="1", val_every=1, keep_best=best, keep_last=1, backup="copies/of it"
+    )
+    copies = {path.name: path for path in (trial.folder / "copies" / "of it").iterdir()}
+    assert sorted(copies) == ["step-00000001", "step-00000002", "step-00000003"][: best + 1]
+    for path in copies.values():
+        meta.check_files(path, read_meta(path))
+    kept = {path.name for path in (run / "checkpoints").iterdir()}
+    assert kept == {*[f"step-0000000{step}" for step in (2, 3)][:best], "step-00000004"}
+
+
 @pytest.mark.parametrize("damaged", [False, True])
-def test_milestones_and_best_checkpoints_are_copied_whole_or_not_at_all(trial: Trial, damaged: bool) -> None:
+def test_milestones_are_copied_whole_or_not_at_all(trial: Trial, damaged: bool) -> None:
     """Also those that retention deletes right after; what an attempt that was killed left is replaced."""
     copies = trial.folder / "copies"
     left = copies / f".step-00000002{save.TEMPORARY_SUFFIX}"

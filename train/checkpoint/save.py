@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,8 @@ RETRY_SECONDS = 60.0
 """Seconds between a failed save and the next try."""
 PATIENCE = 1200.0
 """Seconds for which saves may fail before the run ends: steps that cannot be saved are wasted."""
+HOST = torch.device("cpu")
+"""Of objects that are sent: gloo sends them, in the one group that has it."""
 _ALIGNED = 64
 """Bytes to whose multiples copies are aligned."""
 
@@ -113,9 +114,6 @@ class Checkpoints:
         self._pending: _Pending | None = None
         self._failing_since: float | None = None  # rank 0 only, which alone knows how each save ended
         self._retry_at = 0.0
-        # A group of its own: collectives of a save in the background must not mix with those of training. A rank that
-        # writes slowly keeps the others waiting in this group only.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout))
         self._rank = dist.get_rank()
         self._deletes, self._writes = ThreadPoolExecutor(1), ThreadPoolExecutor(1)  # each may take minutes
         self._index: Index | None = None
@@ -126,8 +124,7 @@ class Checkpoints:
             for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
                 with self._warning(f"{leftover} was left behind and cannot be deleted"):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        # No rank may write into the folder before rank 0 has deleted leftovers.
-        dist.barrier(group=self._group)
+        # No rank writes into the folder before rank 0 has deleted leftovers: all wait for it in `load_newest`.
 
     def asked(self) -> bool:
         """Return on rank 0 whether it is time for a save, or to retry a failed one; False on other ranks."""
@@ -178,7 +175,8 @@ class Checkpoints:
     ) -> dict[str, FileRecord]:
         """Write this rank's files. Rank 0 returns the records of all ranks' files, or raises the error of any rank.
 
-        Runs in a thread. No other collective uses the group meanwhile: `wait` and the next save finish this one first.
+        Runs in a thread, so without collectives, which would mix with those of training: each rank sends to rank 0, on
+        the host. A rank that writes slowly keeps only this thread of rank 0 waiting.
         """
         try:
             first()
@@ -186,12 +184,17 @@ class Checkpoints:
         except Exception as error:  # sent to rank 0, which decides
             answer = in_a_line(error)
         # Every rank sends, also one that failed: otherwise rank 0 would wait for it until the timeout.
-        answers: list[Any] | None = None if self._rank else [None] * dist.get_world_size()
-        dist.gather_object(answer, answers, group=self._group, group_dst=0)
-        for sent in answers or ():
+        if self._rank:
+            dist.send_object_list([answer], dst=0, device=HOST)
+            return {}
+        answers = [answer]
+        for rank in range(1, dist.get_world_size()):
+            dist.recv_object_list(received := [None], src=rank, device=HOST)
+            answers += received
+        for sent in answers:
             if isinstance(sent, str):
                 raise PretokError(sent)
-        return {name: record for sent in answers or () for name, record in sorted(sent.items())}
+        return {name: record for sent in answers for name, record in sorted(sent.items())}
 
     def poll(self) -> None:
         """Finish a save whose data is on disk, or give up one that hangs; otherwise return at once."""
@@ -206,7 +209,7 @@ class Checkpoints:
             time.sleep(max(0.0, self._retry_at - time.monotonic()))
         # Only rank 0 knows how the save ended, and all ranks must agree whether to repeat it.
         saved = [self._failing_since is None]
-        dist.broadcast_object_list(saved, group=self._group)
+        dist.broadcast_object_list(saved, device=HOST)
         if not saved[0]:
             self._saved = -1, None
         return saved[0]
@@ -346,10 +349,10 @@ class Checkpoints:
         """
         # All ranks use the list of rank 0: another node may still see an older state of the shared folder.
         candidates: list[Any] = [complete_checkpoints(self.folder)]
-        dist.broadcast_object_list(candidates, group=self._group)
+        dist.broadcast_object_list(candidates, device=HOST)
         for path in reversed(candidates[0]):
             try:
-                meta = load(path, state, mesh, check, self._group)
+                meta = load(path, state, mesh, check)
             except IntegrityError as error:  # the same on all ranks
                 self._report(f"{path} is damaged, trying the previous one: {error}")
                 continue

@@ -309,7 +309,6 @@ def load(
     state: dict[str, Tensor],
     mesh: DeviceMesh,
     check: Callable[[Meta], None],
-    group: dist.ProcessGroup | None = None,
 ) -> Meta:
     """Load a checkpoint into `state` on all ranks of the mesh. If one rank fails, all raise the same error.
 
@@ -323,10 +322,10 @@ def load(
         return meta, Reader(checkpoint, meta)
 
     # Each `all_or_raise` is a collective: no rank starts to fill its tensors before all files are known to be good.
-    meta, reader = all_or_raise(lambda: readable(checkpoint, read), group)
+    meta, reader = all_or_raise(lambda: readable(checkpoint, read))
     check(meta)
     replicas = mesh["replicate"]
-    all_or_raise(lambda: restore(state, reader, replicas.get_local_rank(), replicas.size()), group)
+    all_or_raise(lambda: restore(state, reader, replicas.get_local_rank(), replicas.size()))
     if replicas.size() > 1:
         for piece in map(local, state.values()):
             if piece.numel():  # the last ranks may have no rows of a small parameter

@@ -51,8 +51,8 @@ def process_group(
         raise UsageError(
             f"--out: {flight} cannot be created: {error.strerror}; name a folder that can be written"
         ) from None
-    # Before the group is made, and only where the user has set nothing else. Groups on the hosts connect two ranks when
-    # these first talk: at 1,024 ranks every rank would connect to all others, in each of three groups.
+    # Before the group is made, and only where the user has set nothing else. Hosts connect when they first talk: else
+    # at 1,024 ranks each would connect to all others.
     for name, value in {
         "TORCH_GLOO_LAZY_INIT": "1",
         "TORCH_FR_BUFFER_SIZE": "2000",
@@ -129,7 +129,7 @@ def run_folder(out: Path, shards: Path) -> Iterator[threading.Event]:
         yield all_or_raise(take)
 
 
-def all_or_raise(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+def all_or_raise(work: Callable[[], T]) -> T:
     """Return this rank's `work()`. If it raises a PretokError on any rank, all ranks raise that of the first one."""
     problem: PretokError | None = None
     try:
@@ -139,8 +139,8 @@ def all_or_raise(work: Callable[[], T], group: dist.ProcessGroup | None = None) 
         # the cause in the store.
         problem = error
     # Every rank takes part, also one that failed: otherwise the others would wait for it until the timeout.
-    answers: list[PretokError | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(answers, problem, group=group)
+    answers: list[PretokError | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, problem)
     for first in filter(None, answers):
         raise first
     return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,23 @@ from train.parallel.devices import Device
 from train.parallel.layout import Layout
 
 
-def build_mesh(device: Device, layout: Layout) -> DeviceMesh:
+def build_mesh(device: Device, layout: Layout, *, offload: bool = False) -> DeviceMesh:
     """Build the mesh, with tensor ranks innermost and shard ranks next, so that both stay inside a node.
 
     Stages of a pipeline are farthest apart, as they send least. `train.parallel.group.connect` limits its collectives.
+    Its groups send what is on the device, and with `offload` also what is on the host, for which each connects by gloo.
     """
     names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
-    return init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
+    backend = device.backend
+    if not offload:
+        backend = backend.rpartition(":")[2]  # "cpu:gloo,cuda:nccl" -> "nccl"
+    # A dimension of all ranks is the group that they have already, as long as nothing is said about it.
+    world = dist.get_world_size()
+    others: dict[int | str, Any] = {
+        name: backend for name, size in zip(names, sizes, strict=True) if size != world
+    }
+    return init_device_mesh(device.device.type, sizes, mesh_dim_names=names, backend_override=others)
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:

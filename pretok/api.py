@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-from pretok.base.errors import UsageError
+from pretok.base.errors import PretokError, UsageError
 from pretok.base.joblog import LOGS
 from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.config import Recipe, load_toml, make_mix
@@ -29,10 +32,36 @@ from pretok.vocab.report_file import VocabReport
 Path_ = str | os.PathLike[str]
 TABLES = ("vocab", "shards")
 """Tables of a recipe whose keys a call may set."""
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])\b(?: (?=[\d'\"]))?")
+"""An option in a message, with the space before its value."""
+NAMES = {"vocab-size": "size", "stage": "stages", "class": "classes"}
+"""Options whose parameters have other names."""
+P = ParamSpec("P")
+R = TypeVar("R")
 Inputs = Path_ | Mapping[str, object]
 """The path of a recipe; or for each source, by its name, a path or glob, several, or a table as in a recipe."""
 
 
+def _without_options(call: Callable[P, R]) -> Callable[P, R]:
+    """Let the errors of a call speak of its parameters, `vocab=`, where those of a command name options, `--vocab`."""
+
+    @wraps(call)
+    def called(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return call(*arguments, **named)
+        except PretokError as error:
+            error.args = tuple(_in_python(str(part)) for part in error.args)
+            raise
+
+    return called
+
+
+def _in_python(told: str) -> str:
+    """A message with parameters for options."""
+    return OPTION.sub(lambda option: f"{NAMES.get(option[1], option[1].replace('-', '_'))}=", told)
+
+
+@_without_options
 def build_vocab(
     inputs: Inputs,
     out: Path_ | None = None,
@@ -57,6 +86,7 @@ def build_vocab(
     return report
 
 
+@_without_options
 def tokenize(
     inputs: Inputs,
     out: Path_ | None = None,
@@ -88,6 +118,7 @@ def tokenize(
     return open_work(recipe.out)
 
 
+@_without_options
 def mix(
     work: Path_,
     out: Path_ | None = None,
@@ -119,7 +150,10 @@ def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, ob
     else:
         origin = str(inputs)
         if not origin.endswith(".toml"):
-            raise UsageError(f"{origin}: the name of a recipe ends with .toml")
+            raise UsageError(
+                f"pretok.{name}: {origin!r} is not the path of a recipe (.toml); give inputs by the names of their "
+                f"sources, such as {{'it': {origin!r}}}"
+            )
         data = load_toml(Path(origin))
         # Unlike those of the recipe, the paths of the call start at the current folder.
         paths = {

@@ -80,6 +80,10 @@ def _options(
     context.ensure_object(Terminal).quiet = quiet
 
 
+NOT_A_NUMBER = "Input should be a valid integer, unable to parse string as an integer"
+"""How Typer says it, without the value."""
+
+
 def main() -> None:
     """Run the command of this process and end it with one of the exit codes above."""
     collect_seldom()
@@ -133,7 +137,7 @@ def _explain_arguments(error: Any, console: Terminal) -> int:
     usage, mark, message = shown.getvalue().rpartition("Error: ")
     sys.stderr.write(usage if mark else shown.getvalue())  # without arguments there is only help
     if mark:
-        console.error(f"{mark}{message.rstrip()}")
+        console.error(f"{mark}{message.rstrip().replace(NOT_A_NUMBER, 'give a whole number, such as 4')}")
     return USER_ERROR
 
 

@@ -81,6 +81,10 @@ def start_engine(workers: int | None, address: str | None, module: str = "") -> 
     from pretok.base.startup import without_pandas
     from pretok.base.stop import StopFlag
 
+    if not (workers is None or (isinstance(workers, int) and workers >= 0)):
+        raise UsageError(
+            f"--workers {workers!r}: give a whole number, such as 4, or 0 to work in this process"
+        )
     if workers == 0 and address is not None:
         raise UsageError(
             "--address: nothing reads it with --workers 0, which works in this process; leave it out"

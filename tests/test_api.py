@@ -88,7 +88,7 @@ WRONG = [
     ("tokenize", {"val_fraction": 2}, "^pretok.tokenize: shards.val_fraction: 2: it should be less"),
     ("tokenize", {"inputs": {"it": 3}}, r"sources\.it\.inputs"),
     ("build_vocab", {"out": None}, "^pretok.build_vocab: out is missing"),
-    ("build_vocab", {"inputs": "recipe"}, "recipe: the name of a recipe ends with .toml"),
+    ("build_vocab", {"inputs": "recipe"}, ".recipe. is not the path of a recipe"),
 ]
 
 

@@ -12,7 +12,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,11 @@ import torch
 from support import write_inputs
 from train_support import SIZES
 
+import pretok
 import train.__main__
+from pretok import stream
 from pretok.cli import run_command
+from pretok.integrations.pytorch import Loader
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import load_mix
 
@@ -99,8 +104,31 @@ pretok: give either one recipe or NAME=GLOB inputs, not both
 pretok: --min-free: '5X' is not a count such as 1200000, 1e6, 1.2T, 300B, 64MiB
 
 2 pretok verify nowhere --workers 0
-pretok: {work}/nowhere/manifest.json does not exist: the folder holds no finished shards; run pretok tokenize, \
+pretok: {work}/nowhere does not exist: name a folder of results (WORK) or of shards
+
+2 pretok mix nowhere --seq-len 16
+pretok: {work}/nowhere does not exist: name a folder of results (WORK) or of shards
+
+2 pretok report nowhere
+pretok: {work}/nowhere does not exist: name a folder of results (WORK) or of shards
+
+2 pretok verify run --workers 0
+pretok: {work}/run/manifest.json does not exist: the folder holds no finished shards; run pretok tokenize, \
 which resumes its work
+
+2 pretok status nowhere
+pretok: nowhere does not exist
+
+2 pretok status ok/shards/it
+pretok: ok/shards/it is a part of the results in {work}/ok; show them with pretok status {work}/ok
+
+2 pretok status ok/logs
+pretok: ok/logs is a part of the results in {work}/ok; show them with pretok status {work}/ok
+
+3 pretok tokenize it=nulls.jsonl --out nulls --vocab vocab --workers 0
+pretok: source it has no documents: 1 of 1 records were rejected (null_text 1); most of them are in
+    nulls.jsonl: 1, the first at line 1 (null_text: {"text": null})
+    all are in nulls/shards/.state/it/rejects.jsonl
 
 2 pretok mix gone/shards --out gone/mix.json --seq-len 16
 pretok: {work}/gone/shards/en/en-00000.bin is missing; run pretok verify {work}/gone/shards
@@ -179,6 +207,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Iterator[
     write_inputs(work)
     shutil.copytree(vocab_dir, work / "vocab")
     (work / "empty.jsonl").touch()
+    (work / "nulls.jsonl").write_text('{"text": null}\n')
     (work / "broken.parquet").write_bytes(b"PAR1" + bytes(1000))
     (work / "norows.jsonl").write_text('{"id": "nope-1", "score": 7}\n')
     for name, text in (("ok", "it.jsonl"), ("put", "PUT/YOUR/TEXT/*.jsonl")):
@@ -219,3 +248,71 @@ def test_a_message(case: str, work: Path, capsys: pytest.CaptureFixture[str]) ->
         assert said == text
     else:
         assert f"\n{text}\n" in f"\n{said}\n"
+
+
+NOWHERE = "{work}/nowhere does not exist: name a folder of results (WORK) or of shards"
+CALLS: dict[str, tuple[Callable[[], object], str]] = {
+    "open": (lambda: pretok.open("nowhere"), NOWHERE),
+    "stream": (lambda: stream.open("nowhere", seq_len=16), NOWHERE),
+    "mix": (lambda: pretok.mix("nowhere", seq_len=16), NOWHERE),
+    "inputs": (
+        lambda: pretok.build_vocab("data/en", "new"),
+        "pretok.build_vocab: 'data/en' is not the path of a recipe (.toml); give inputs by the names of their sources, "
+        "such as {'it': 'data/en'}",
+    ),
+    "no vocabulary": (
+        lambda: pretok.tokenize({"it": "it.jsonl"}, "new", vocab="nowhere"),
+        "no tokenizer at nowhere, which does not exist: train one with pretok build-vocab, or name another with vocab=",
+    ),
+    "a small one": (
+        lambda: pretok.build_vocab({"it": "it.jsonl"}, "new", size="50k", workers=0, quiet=True),
+        "the vocabulary has 376 entries, not the 50,000 asked for: no two tokens are left to merge inside any word. "
+        "Give more text, or accept this one with size=376 (size in a recipe)",
+    ),
+    "workers": (
+        lambda: pretok.tokenize({"it": "it.jsonl"}, "new", vocab="vocab", workers="two"),
+        "workers='two': give a whole number, such as 4, or 0 to work in this process",
+    ),
+    "position": (
+        lambda: stream.open("ok/shards", seq_len=16)["a"],
+        "position 'a' is neither a whole number nor a slice of them",
+    ),
+    "positions": (
+        lambda: stream.open("ok/shards", seq_len=16)["a":],
+        "position slice('a', None, None) is neither a whole number nor a slice of them",
+    ),
+    "batch": (lambda: Loader(stream.open("ok/shards", seq_len=16), 0), "micro_batch = 0: give at least 1"),
+    "ranks": (lambda: Loader(stream.open("ok/shards", seq_len=16), 2, ranks=0), "ranks = 0: give at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_message_of_a_call(name: str, work: Path) -> None:
+    call, text = CALLS[name]
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - by its text
+        call()
+    assert str(raised.value).replace(str(work), "{work}") == text
+
+
+def test_a_text_in_place_of_a_number(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("pretok verify ok --workers two") == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "Error: Invalid value for '--workers': give a whole number, such as 4"
+
+
+def test_loops_that_may_not_be_compiled_are_no_bug(work: Path) -> None:
+    command = ["tokenize", "it=it.jsonl", "--out", "uncompiled", "--vocab", "vocab", "--workers", "0"]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pretok", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert (
+        "it-00000: NUMBA_DISABLE_JIT is set, but the loops of pretok must be compiled: unset it\n"
+        in done.stderr
+    )
+    assert "bug" not in done.stderr

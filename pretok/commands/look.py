@@ -40,13 +40,17 @@ def status(
     It reads only the files of jobs, so it can run on a login node while they work.
     """
     from pretok.documents.audit.totals import show_stats, stats_of
-    from pretok.overview.status import next_of, status_of
+    from pretok.overview.status import next_of, status_of, work_around
     from pretok.shards.manifest import has_manifest, shards_of
 
     if not work.is_dir():
-        raise UsageError(f"{work} is not a folder")
+        raise UsageError(f"{work} {'is not a folder' if work.exists() else 'does not exist'}")
     shards = shards_of(work)
     results = [] if shards == work and has_manifest(work) else status_of(work)  # bare shards have no steps
+    if results and not any(one.what != str(work) for one in results) and (around := work_around(work)):
+        raise UsageError(
+            f"{work} is a part of the results in {around}; show them with pretok status {around}"
+        )
     try:
         stats = stats_of(shards)
     except PretokError:

@@ -30,7 +30,7 @@ from numba import types
 from numba.core.registry import cpu_target
 from numba.extending import typeof_impl
 
-from pretok.base.errors import OutputError
+from pretok.base.errors import OutputError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -143,6 +143,10 @@ class Kernel:
         """
         # Asked twice: most calls need no lock, and a thread that waited for it may find the function loaded.
         if part not in self.loaded:
+            if numba.config.DISABLE_JIT:
+                raise UsageError(
+                    "NUMBA_DISABLE_JIT is set, but the loops of pretok must be compiled: unset it"
+                )
             with _LOADING:
                 if part not in self.loaded:
                     options = (

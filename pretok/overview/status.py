@@ -23,6 +23,7 @@ from pretok.base.records import Record, read_record, replace
 from pretok.base.storage import read_json
 from pretok.base.units import duration, human, listed, plural, unit_words
 from pretok.overview.history import LoggedJob, read_jobs, read_run
+from pretok.read.recognise import RESULTS
 from pretok.read.rejects import DAMAGED
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
 from pretok.shards.manifest import STATE, UNFINISHED_REMOVAL, Manifest, has_manifest, load_manifest
@@ -100,6 +101,16 @@ def status_of(target: Path) -> list[StepStatus]:
         last = rows.pop() if rows else StepStatus(str(target), UNFINISHED, detail="no results yet")
         rows.append(replace(last, next=_after(logs)))
     return rows
+
+
+def work_around(folder: Path) -> Path | None:
+    """The WORK of which a folder is a part, such as WORK/shards/it; None if there is none."""
+    inner = folder.absolute()
+    for outer in inner.parents:
+        if inner.name in RESULTS and any(row.what != str(outer) for row in status_of(outer)):
+            return outer
+        inner = outer
+    return None
 
 
 def next_of(rows: Sequence[StepStatus]) -> str:

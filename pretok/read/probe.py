@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -75,8 +76,10 @@ def field_of(probe: Probe, fields: Sequence[str]) -> str:
     return next((name for name in fields if TEXT in probe.fields.get(name, ())), fields[0])
 
 
-def chosen_field(file: InputFile, fields: Sequence[str]) -> str:
-    """`field_of` a file, by its schema or its first records, so that all pieces of the file agree."""
+@lru_cache(PROBED_FILES)
+def chosen_field(file: InputFile, fields: tuple[str, ...]) -> str:
+    """`field_of` a file, by its schema or its first records, so that all pieces of the file agree. A process looks once
+    at a file, the pieces of which follow each other."""
     return field_of(_probe(file, True), fields)
 
 

@@ -437,6 +437,9 @@ def _missing(path: Path) -> str:
     folder = path.parent
     if os.path.isfile(folder):  # noqa: PTH113 - as above
         return f"{folder} is a file; name the folder of shards, which holds {FILE_NAME}"
+    named = folder if folder.name != "shards" else folder.parent
+    if not os.path.lexists(named):
+        return f"{named} does not exist: name a folder of results (WORK) or of shards"
     with suppress(FileNotFoundError, NotADirectoryError):  # PermissionError: it may be there
         os.lstat(path)
     return f"{path} does not exist: the folder holds no finished shards; run pretok tokenize, which resumes its work"

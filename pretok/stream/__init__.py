@@ -248,6 +248,8 @@ class View:
             at = range(len(self))[position]
         except IndexError:
             raise IndexError(f"position {position}; the stream has {len(self)}") from None
+        except TypeError:
+            raise TypeError(f"position {position!r} is neither a whole number nor a slice of them") from None
         if isinstance(at, range):
             return self._read(np.array(at, np.int64))[0]
         if self.tapes.files:

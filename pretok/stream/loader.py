@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +50,14 @@ class PositionSampler:
         world_size: int = 1,
         position: int = 0,
     ) -> None:
-        if min(global_batch, micro_batch, world_size) < 1 or global_batch % (micro_batch * world_size):
+        for name, number in (
+            ("micro_batch", micro_batch),
+            ("ranks", world_size),
+            ("global_batch", global_batch),
+        ):
+            if index(number) < 1:
+                raise UsageError(f"{name} = {number}: give at least 1")
+        if global_batch % (micro_batch * world_size):
             raise UsageError(
                 f"a global batch of {global_batch} sequences cannot be divided into micro-batches of {micro_batch} on "
                 f"{world_size} ranks: it must be a multiple of {micro_batch} x {world_size}"

@@ -111,7 +111,7 @@ def test_what_is_not_there_is_said_by_name(work: Work) -> None:
         work.documents(split="test")
     with pytest.raises(UsageError, match=r"no column 'x'; the columns are source, .*license"):
         work.documents(columns=["x"])
-    with pytest.raises(IntegrityError, match="run pretok tokenize"):
+    with pytest.raises(IntegrityError, match="nowhere does not exist"):
         pretok.open("nowhere")
 
 

@@ -22,6 +22,8 @@ from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.cli import run_command
 from pretok.config import Recipe, make_recipe
+from pretok.overview.forecast.forecast_job import run_forecast
+from pretok.overview.report.page import run_report
 from pretok.overview.status import next_of, status_of
 from pretok.read import readers
 from pretok.shards.inputs import load_inputs
@@ -142,6 +144,24 @@ def test_what_was_left_out_stands_everywhere(data: Path, vocab_dir: Path, here: 
         True,
         True,
     ]
+    run_report(made.out, made.out / "report.html")
+    page = (made.out / "report.html").read_text().partition('id="left-out"')[2].partition("</table>")[0]
+    assert f"<code>{left.file}</code></td><td>it</td>" in page
+    assert f'data-value="{size}"' in page
+    assert f">{reason}<" in page
+
+
+@pytest.mark.parametrize(("skip", "what"), [(True, "left out, damaged"), (False, "not sampled")])
+def test_a_plan_says_which_files_are_damaged(skip: bool, what: str, data: Path, vocab_dir: Path) -> None:
+    damage(data, "b")
+    console = RecordingConsole()
+    made = recipe(data, vocab_dir, "work", skip_damaged=skip)
+    found = run_forecast(made, 1, console).sources["it"]
+    reason = "the gzip stream ends in the middle of a frame: the file is truncated"
+    assert [text for text in console.notices if "b.json.gz" in text] == [
+        f"it: {what}: {data}/b.json.gz: {reason}"
+    ]
+    assert round(found.documents.value) == sum(len(texts(name)) for name in "acde")
 
 
 def test_a_repaired_file_is_appended(data: Path, vocab_dir: Path, here: Engine) -> None:

@@ -18,10 +18,12 @@ from reading import inputs_of, lines_of
 from pretok.base.errors import UsageError
 from pretok.read.files import InputFile
 from pretok.read.format import Probe
-from pretok.read.formats import parquet
+from pretok.read.formats import jsonl, parquet
 from pretok.read.kept import parse_keep
 from pretok.read.partition import MAX_SHARD, MIN_SHARD, plan, shard_bytes
 from pretok.read.probe import PROBED_FILES, check_kept, probe_inputs
+from pretok.read.readers import read_piece
+from pretok.read.record_format import RecordFormat
 
 RECORD = {
     "url": "http://a",
@@ -132,6 +134,22 @@ def test_only_some_of_many_files_are_looked_into(tmp_path):
         (tmp_path / f"{number}.jsonl").write_bytes(lines_of(["a"]))
     probes = probe_inputs(inputs_of(tmp_path / "*"), ("text",))
     assert PROBED_FILES // 2 < sum(bool(probe.fields) for probe in probes) <= PROBED_FILES
+
+
+def test_a_file_is_looked_into_once_for_all_its_pieces(tmp_path, monkeypatch):
+    lines = [json.dumps({"testo": f"documento {n}"}) for n in range(1000)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    [file] = inputs_of(tmp_path / "a.jsonl")
+    pieces = [piece for piece, _ in jsonl.split(jsonl.probe(file, True), 1000)]
+    looks, probe = [], jsonl.probe
+    monkeypatch.setattr(jsonl, "probe", lambda *given: looks.append(given) or probe(*given))
+    record = RecordFormat(fields=("text", "testo"))
+    texts = [
+        text for piece in pieces for batch in read_piece(piece, 0, record) for text in batch.texts.to_pylist()
+    ]
+    assert texts == [f"documento {n}" for n in range(1000)]
+    assert len(pieces) > 10
+    assert len(looks) == 1
 
 
 def test_a_damaged_footer_ends_no_job(tmp_path):

@@ -12,19 +12,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from recording import RecordingConsole
 from support import needs
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from tokenizing import ids_of_library, recipe, run
 
-from pretok.base.errors import MismatchError
+from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.base.storage import read_json
 from pretok.cli import run_command
 from pretok.config import Recipe, make_recipe
 from pretok.kernels.pretokenize import PATTERNS
+from pretok.overview.forecast.forecast_job import run_forecast
 from pretok.overview.forecast.windows import WINDOW
 from pretok.read.files import CorruptInputError, InputFile, index_of
 from pretok.read.format import Piece
@@ -120,6 +123,36 @@ def test_documents_come_back_as_the_ids_that_they_were(
     counts = load_manifest(made.shards_dir).sources["it"]
     assert (counts.read, counts.rejected, counts.remarks) == (80, {}, {})
     assert len({path.stem.rsplit("-")[1] for path in made.shards_dir.rglob("it-*.bin")}) > 2  # partitions
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_files_on_a_server_are_read_with_their_indexes(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, name: str
+) -> None:
+    suffix, write, settings = FORMS[name]
+    write(tmp_path / f"a{suffix}", ids)
+    server = fsspec.filesystem("memory")
+    for path in tmp_path.glob("a.*"):
+        server.pipe(f"/tokens/{path.name}", path.read_bytes())
+    url = f"memory://tokens/a{suffix}"
+    source = {"inputs": [url], "tokens": {"tokenizer": str(vocab_dir), **settings}}
+    data = {"out": tmp_path / "out", "sources": {"it": source}, "vocab": {"path": vocab_dir}}
+    try:
+        made = make_recipe({**data, "shards": {"size": 8_000, "val_fraction": "0"}}, "test")
+        run(made, here)
+        assert documents_in(made.shards_dir) == ids
+        console = RecordingConsole()
+        assert run_forecast(made, 1, console).sources["it"].documents.value == pytest.approx(
+            len(ids), rel=0.1
+        )
+        if index := index_of(f"/tokens/a{suffix}"):
+            server.rm(index)
+            with pytest.raises(
+                PartitionsFailed, match=rf"a{suffix}: cannot be opened: its index \S+ does not exist"
+            ):
+                run(make_recipe({**data, "out": tmp_path / "other"}, "test"), here)
+    finally:
+        server.rm("/tokens", recursive=True)
 
 
 def test_text_and_tokens_of_it_give_the_same_bytes_with_any_vocabulary(

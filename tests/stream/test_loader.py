@@ -37,7 +37,7 @@ def test_micro_batches_are_consecutive_parts_of_the_ranks_share() -> None:
     [
         ({"micro_batch": 5}, "multiple of 5 x 1"),
         ({"micro_batch": 2, "world_size": 4}, "multiple of 2 x 4"),
-        ({"micro_batch": 0}, "cannot be divided"),
+        ({"micro_batch": 0}, "micro_batch = 0: give at least 1"),
         ({"micro_batch": 2, "rank": 3, "world_size": 3}, "rank 3 does not exist"),
         ({"micro_batch": 2, "position": 41}, "position 41"),
     ],

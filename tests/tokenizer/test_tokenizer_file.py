@@ -310,8 +310,9 @@ def test_published_tokenizers_encode_as_tokenizers_does(texts: list[str]) -> Non
         strict = replace(made, data=data)  # as the file writes it
         assert made.holds(np.array(sorted(made.tokens)))
         encoder = Encoder(made)
-        changes = (data["normalizer"] or {}).get("type", "Sequence")
-        assert not encoder.notice or changes == "NFKC", path
+        slow = (data["normalizer"] or {}).get("type") == "NFKC"  # Claude's, and Command R's split of digits
+        slow = slow or any(step.get("type") == "Digits" for step in steps_of(data["pre_tokenizer"]))
+        assert not encoder.notice or slow, path
         assert ids_of(encoder, documents) == ids_of(ReferenceEngine(strict), documents), path
 
 

@@ -106,7 +106,8 @@ def _forecast(
     readable = [probe for probe in probes if not (probe.parts and lacks_text(probe, fields, lists))]
     sample = measure(readable, name, record, recipe.normalize.function, encoder, source.limits)
     for path, error in sample.errors.items():
-        console.notice(f"{name}: not sampled: {path}: {error}")
+        what = "left out, damaged" if source.skip_damaged else "not sampled"
+        console.notice(f"{name}: {what}: {path}: {error}")
     remarks = sum((part.remarks for part in sample.windows), Counter[str]())
     sampled = sum(part.documents for part in sample.windows)
     for remark, number in sorted(remarks.items()):

@@ -142,7 +142,7 @@ def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
                 yield block
 
     with writing(to, FULL), to.open("wb") as out:
-        for text in decompress(blocks(), file.compression, partial=True):
+        for text in decompress(blocks(), file.compression):
             out.write(text)
             size += len(text)
             if size >= PREFIX:

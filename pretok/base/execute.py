@@ -97,18 +97,23 @@ class Engine:
 
     def choose(self, size: int) -> None:
         """Decide where the next `map` works, for about `size` bytes of text: a small job is done in this process before
-        the workers would have started."""
-        if self.workers is None and self.address is None:
+        the workers would have started, unless they load already."""
+        if self.workers is None and self.address is None and self._workers is None:
             alone = size / BYTES_PER_SECOND
             self._here = alone <= START_SECONDS + alone / _cpus()
 
-    def warm(self, tasks: int, function: Task[Item, object], item: Item) -> None:
-        """Run `function(item)` in the background in as many workers of this node as `tasks` need, to load what the
-        tasks use."""
-        if not self._here and self.address is None:
-            processes = self._processes()
-            for _ in range(min(tasks, processes.workers)):
-                processes.submit(function, item, lambda _: None)
+    def prepare(self, function: Task[Item, Result], item: Item) -> Result:
+        """Load by `function(item)` what tasks use and workers can share: in their parent, before it forks them. On a
+        cluster it runs in this process, as each worker of a node loads its own.
+
+        Raises what the function raises, and EngineLost.
+        """
+        if self._here or self.address is not None:
+            return function(item, lambda _: None)
+        result: Result | TaskError = self._processes().prepare(function, item).result().result
+        if isinstance(result, TaskError):
+            raise result.raises(result.message)
+        return result
 
     @property
     def parallel(self) -> int:

@@ -6,8 +6,10 @@ folder of its log. Nothing heavy is loaded before it is used.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,9 @@ from pretok.base.joblog import LOGS
 if TYPE_CHECKING:
     from pretok.base.execute import Engine
     from pretok.config import Recipe
+
+TINY = 5 << 20
+"""Fewer stored bytes are tokenized, compressed or not, before workers would have started (`Engine.choose`)."""
 
 
 def complete_recipe(
@@ -71,11 +76,30 @@ def work_of(result: Path) -> Path | None:
     return result.parent if (result.parent / LOGS).is_dir() else None
 
 
+def _is_tiny(recipe: Recipe) -> bool:
+    """Whether all inputs are files named one by one, and small: a look that costs less than to list them."""
+    paths = [
+        path for source in recipe.sources.values() for inputs in source.inputs_by_append for path in inputs
+    ]
+    left = TINY
+    for path in paths:
+        with suppress(OSError, ValueError):  # of a name that is no path: a glob, a URL, a sample
+            if stat.S_ISREG((found := os.stat(path)).st_mode):  # noqa: PTH116
+                left -= found.st_size
+                continue
+        if not path.startswith("sample:"):
+            return False
+    return left > 0
+
+
 @contextmanager
-def start_engine(workers: int | None, address: str | None, module: str = "") -> Iterator[Engine]:
+def start_engine(
+    workers: int | None, address: str | None, module: str = "", recipe: Recipe | None = None
+) -> Iterator[Engine]:
     """Start an engine that stops for signals and before the Slurm job ends.
 
-    module: what the workers of this node load while the command imports and plans.
+    module: what the workers of this node load while the command imports and plans, unless the inputs of the recipe are
+    so few that this process does the work.
     """
     from pretok.base.execute import Engine
     from pretok.base.startup import without_pandas
@@ -89,6 +113,7 @@ def start_engine(workers: int | None, address: str | None, module: str = "") -> 
         raise UsageError(
             "--address: nothing reads it with --workers 0, which works in this process; leave it out"
         )
-    with StopFlag() as stop, Engine(workers, address, stop, module) as engine:
+    early = "" if recipe and workers is None and _is_tiny(recipe) else module
+    with StopFlag() as stop, Engine(workers, address, stop, early) as engine:
         without_pandas()
         yield engine

@@ -101,22 +101,26 @@ class Engine:
     def choose(self, size: int) -> None:
         """Decide where the next `map` works, for about `size` bytes of text.
 
-        A small job is done in this process before the workers would have started.
+        A small job is done in this process before the workers would have started, unless they load already.
         """
-        if self.workers is None and self.address is None:
+        if self.workers is None and self.address is None and self._workers is None:
             alone = size / BYTES_PER_SECOND
             # Alone, or shared by all CPUs after the time that it takes workers to start.
             self._here = alone <= START_SECONDS + alone / _cpus()
 
-    def warm(self, tasks: int, function: Task[Item, object], item: Item) -> None:
-        """Run `function(item)` in the background in as many workers of this node as `tasks` need.
+    def prepare(self, function: Task[Item, Result], item: Item) -> Result:
+        """Load by `function(item)` what tasks use and workers can share: in their parent, before it forks them.
 
-        It loads what the tasks use.
+        On a cluster it runs in this process, as each worker of a node loads its own.
+
+        Raises what the function raises, and EngineLost.
         """
-        if not self._here and self.address is None:
-            processes = self._processes()
-            for _ in range(min(tasks, processes.workers)):
-                processes.submit(function, item, NO_REPORT)
+        if self._here or self.address is not None:
+            return function(item, NO_REPORT)
+        result: Result | TaskError = self._processes().prepare(function, item).result().result
+        if isinstance(result, TaskError):
+            raise result.raises(result.message)
+        return result
 
     @property
     def parallel(self) -> int:

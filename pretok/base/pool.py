@@ -1,14 +1,14 @@
 """Workers of this node: processes forked from one that has loaded everything and has a single thread.
 
 Input: tasks for `Processes.submit`. Output: a future of each outcome. A thread of the driver waits for each worker.
-Processes starts one process, the nursery, which imports what tasks need while the driver still plans, and forks a
-worker whenever one is asked for: a worker has nothing to import, and shares the pages of what is loaded with the
-others.
+Processes starts one process, the nursery, which imports what tasks need while the driver still plans, loads what
+`prepare` asks for, such as a tokenizer, and forks a worker whenever one is asked for: a worker has nothing to import,
+and shares the pages of what is loaded with the others.
 
 Why the fork is safe: a fork copies one thread, and a lock that another one held would stay locked for ever. The driver
-has threads; the nursery runs nothing but imports, and its variables tell libraries to start no threads. The one that
-Arrow's allocator starts (jemalloc) handles forks itself. Numba's compiled loops, DuckDB and Arrow's readers start
-threads when they first work: in a worker, after the fork.
+has threads; the nursery runs imports and functions that start none, and its variables tell libraries to start no
+threads. The one that Arrow's allocator starts (jemalloc) handles forks itself. DuckDB and Arrow's readers start threads
+when they first work: in a worker, after the fork.
 
 A worker dies with the nursery (PR_SET_PDEATHSIG), the nursery with the driver, whose end of their socket the kernel
 closes however the driver dies.
@@ -38,9 +38,12 @@ from pretok.base.children import child_environment
 from pretok.base.console import Counts
 from pretok.base.errors import EngineLost
 from pretok.base.failures import TaskError, task_error
+from pretok.base.startup import collect_seldom
 
 PR_SET_PDEATHSIG = 1
 Send = Callable[[Counts], object]
+HERE = b"here "
+"""Before the name of a module whose function the nursery runs itself."""
 Result = TypeVar("Result")
 
 
@@ -108,23 +111,31 @@ class Processes:
         The future raises EngineLost if no worker can be had, EOFError if the worker dies. Raises what pickle raises
         for a task or item that it cannot write.
         """
-        module = getattr(task, "func", task).__module__  # of a `partial` too
-        return self._threads.submit(self._ask, module, pickle.dumps((self._run, task, item)), on_report)
+        return self._threads.submit(
+            self._ask, _module(task), pickle.dumps((self._run, task, item)), on_report
+        )
 
-    def _ask(self, module: str, job: bytes, on_report: Send) -> Outcome[Any]:
+    def prepare(self, function: Callable[..., Any], item: Any) -> Future[Outcome[Any]]:
+        """Have the nursery run a function that starts no thread, before it forks more workers.
+
+        They share what the function loads. The future raises EngineLost if the nursery died.
+        """
+        return self._threads.submit(self._ask_nursery, _module(function), (self._run, function, item))
+
+    def _ask_nursery(self, module: bytes, job: tuple[object, ...]) -> Outcome[Any]:
+        with self._connect(HERE + module) as nursery:
+            try:
+                nursery.send_bytes(pickle.dumps(job))
+                outcome: Outcome[Any] = nursery.recv()
+            except (EOFError, OSError) as error:
+                raise _parent_died(error) from error
+            return outcome
+
+    def _ask(self, module: bytes, job: bytes, on_report: Send) -> Outcome[Any]:
         """Return the outcome of a job; runs in a thread, which has a worker forked for its first job."""
         worker: Connection | None = getattr(self._own, "worker", None)
         if worker is None:
-            ours, theirs = socket.socketpair()
-            self._own.worker = worker = Connection(ours.detach())
-            try:
-                # The worker alone keeps its end, so that `recv` ends here when it dies.
-                with theirs:
-                    socket.send_fds(self._asked, [module.encode()], [theirs.fileno()])
-            except OSError as error:
-                raise EngineLost(
-                    f"the parent process of the workers died: {error}; run the same command again to continue"
-                ) from error
+            self._own.worker = worker = self._connect(module)
         try:
             worker.send_bytes(job)
             while not isinstance(answer := worker.recv(), Outcome):
@@ -137,6 +148,18 @@ class Processes:
             # Only this task is lost, and the engine tries it again: no EngineLost, which ends the job.
             raise EOFError(f"{died}; fewer --workers leave each more") from None
 
+    def _connect(self, message: bytes) -> Connection:
+        """Return a connection whose other end the nursery gets with a message. Raises EngineLost."""
+        ours, theirs = socket.socketpair()
+        try:
+            # The other process alone keeps its end, so that `recv` ends here when it dies.
+            with theirs:
+                socket.send_fds(self._asked, [message], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise _parent_died(error) from error
+        return Connection(ours.detach())
+
     def close(self) -> None:
         """End the nursery and with it all workers, whatever they do."""
         # The kernel kills the workers with it, and each thread that waits for an answer meets an end of file.
@@ -146,9 +169,21 @@ class Processes:
         self._threads.shutdown(cancel_futures=True)
 
 
+def _module(task: Callable[..., Any]) -> bytes:
+    name: str = getattr(task, "func", task).__module__  # of a `partial` too
+    return name.encode()
+
+
+def _parent_died(error: Exception) -> EngineLost:
+    return EngineLost(
+        f"the parent process of the workers died: {error}; run the same command again to continue"
+    )
+
+
 def nurse(driver: int) -> None:
     """Fork a worker for each connection that the driver sends over this socket, until the driver is gone.
 
+    Or run the function of the connection here, see `Processes.prepare`.
     A module that is asked for is imported, and its `preload` called, which loads more than imports do but starts no
     thread.
     """
@@ -157,18 +192,24 @@ def nurse(driver: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker: the kernel reaps it
+    collect_seldom()
     loaded: set[bytes] = set()
     with socket.socket(fileno=driver) as asked:
         while True:
-            name, fds, *_ = socket.recv_fds(asked, 1 << 10, 1)
-            if not name:  # the driver is gone
+            message, fds, *_ = socket.recv_fds(asked, 1 << 10, 1)
+            if not message:  # the driver is gone
                 return
+            name = message.removeprefix(HERE)
             with contextlib.suppress(Exception):  # the worker meets it again and says so
                 module = importlib.import_module(name.decode())
                 if name not in loaded and hasattr(module, "preload"):
                     module.preload()
             loaded.add(name)
             if not fds:
+                continue
+            if name != message:
+                with contextlib.suppress(EOFError, OSError), Connection(fds[0]) as asking:
+                    _answer(asking)
                 continue
             # Before the freeze, which would keep garbage for ever.
             gc.collect()
@@ -196,11 +237,16 @@ def serve(driver: Connection, nursery: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(EOFError, OSError):
         while os.getppid() == nursery:  # else it died before that call
-            job = driver.recv_bytes()
-            try:
-                run, task, item = pickle.loads(job)
-                # Pickled before anything is sent: half a pickle in the socket could not be taken back.
-                answer = pickle.dumps(run(task, item, driver.send))
-            except BaseException as error:  # of the import of its module, or of a result that no pickle holds
-                answer = pickle.dumps(Outcome(task_error(error)))
-            driver.send_bytes(answer)
+            _answer(driver)
+
+
+def _answer(driver: Connection) -> None:
+    """Run one job that the driver sends."""
+    job = driver.recv_bytes()
+    try:
+        run, task, item = pickle.loads(job)
+        # Pickled before anything is sent: half a pickle in the socket could not be taken back.
+        answer = pickle.dumps(run(task, item, driver.send))
+    except BaseException as error:  # of the import of its module, or of a result that no pickle holds
+        answer = pickle.dumps(Outcome(task_error(error)))
+    driver.send_bytes(answer)

@@ -74,7 +74,7 @@ def count(
     recipe = None if folders else read_recipe(inputs, given)  # before the engine, which takes seconds
     folder = recipe.out if recipe else given["out"]
     console = terminal(context, folder, recipe)
-    with start_engine(workers, address, "pretok.vocab.counts.count_task") as engine:
+    with start_engine(workers, address, "pretok.vocab.counts.count_task", recipe) as engine:
         from pretok.vocab.counts.count_job import add_counts, run_count
 
         if recipe:
@@ -136,7 +136,7 @@ def build_vocab(
     recipe = read_recipe(inputs, given)
     console = terminal(context, recipe.out, recipe)
     known = load_counts(counts) if counts else None
-    with start_engine(workers, address, "pretok.vocab.counts.count_task") as engine:
+    with start_engine(workers, address, "pretok.vocab.counts.count_task", recipe) as engine:
         report = run_build_vocab(recipe, engine, console, compare or [], known)
     if json:
         print_json(to_json(report))
@@ -185,7 +185,7 @@ def tokenize(
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
     console = terminal(context, recipe.out, recipe)
-    with start_engine(workers, address, "pretok.shards.tokenize_task") as engine:
+    with start_engine(workers, address, "pretok.shards.tokenize_task", recipe) as engine:
         from pretok.documents.audit.totals import show_stats
         from pretok.steps import tokenize_step
 

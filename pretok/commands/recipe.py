@@ -117,7 +117,7 @@ def run(
     given = settings_of(context)
     loaded = read_recipe([str(recipe)], given)
     console = terminal(context, loaded.out, loaded)
-    with start_engine(workers, address, "pretok.shards.tokenize_task") as engine:
+    with start_engine(workers, address, "pretok.shards.tokenize_task", loaded) as engine:
         from pretok.steps import run_steps
 
         run_steps(loaded, engine, console)

@@ -67,7 +67,8 @@ from pretok.shards.seal import DonePlan, drop_finished, found_in, seal, sealed_m
 from pretok.shards.tokenize_task import (
     COPIES,
     TokenizeTask,
-    encoder_of,
+    load_encoder,
+    markers_of,
     tokenize_partition,
 )
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
@@ -282,8 +283,7 @@ class _Job:
                 f"{vocab.path}: EOD {eod}, {begins}; to change them, set eod and bos under [vocab]"
             )
         self.engine.choose(sum(task.partition.estimate for task in todo))
-        self.engine.warm(len(todo), encoder_of, todo[0])  # meanwhile this process loads it too
-        if slow := encoder_of(todo[0]).notice:
+        if slow := self.engine.prepare(load_encoder, (vocab, self.tokenizer, markers_of(todo[0]))):
             self.console.notice(slow)
         for _ in run_partitions(tokenize_partition, tasks, todo, "to tokenize", before, step, failures):
             pass

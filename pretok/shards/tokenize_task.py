@@ -51,7 +51,7 @@ from pretok.shards.partition_record import PartitionRecord, refuse_other_softwar
 from pretok.shards.shard_file import LEDGER_SUFFIX, Shard
 from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.encoder import Encoder, load_libraries
-from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 HASHES, COPIES = f".hashes{LEDGER_SUFFIX}", ".copies.parquet"
 """Files of a partition in the state folder if copies are looked for: the hashes of its documents, and which of them are
@@ -96,14 +96,12 @@ def preload() -> None:
     load_registries()
 
 
-def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
-    """The encoder for a task, loaded unless this process has it.
+def encoder_of(task: TokenizeTask) -> Encoder:
+    """The encoder for a task, loaded unless this process has it or was forked from one that has it.
 
     Raises MismatchError if the file was replaced since the job began.
     """
-    how = task.record.conversation
-    markers = tuple(how.markers) if isinstance(how, Conversation) else ()
-    key = task.tokenizer, markers
+    key = task.tokenizer, markers_of(task)
     if key not in _loaded:
         vocab = load_vocab(task.shards_dir / TOKENIZER_FILE, task.tokenizer.eod_id, task.tokenizer.bos_id)
         if vocab.fingerprint != task.tokenizer.fingerprint:
@@ -111,10 +109,26 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
                 f"{vocab.path} has the fingerprint {vocab.fingerprint}, but the shards are made with "
                 f"{task.tokenizer.fingerprint}: it was replaced while the job ran; run the same command again"
             )
-        if len(_loaded) > 1:
-            _loaded.clear()
-        _loaded[key] = Encoder(vocab.with_special(markers))
+        _load(vocab, *key)
     return _loaded[key]
+
+
+def load_encoder(asked: tuple[Vocabulary, TokenizerEntry, tuple[str, ...]], _: Report) -> str:
+    """Load an encoder before the tasks that need it; returns its notice."""
+    return _load(*asked).notice
+
+
+def _load(vocab: Vocabulary, entry: TokenizerEntry, markers: tuple[str, ...]) -> Encoder:
+    if len(_loaded) > 1:
+        _loaded.clear()
+    encoder = _loaded[entry, markers] = Encoder(vocab.with_special(markers))
+    return encoder
+
+
+def markers_of(task: TokenizeTask) -> tuple[str, ...]:
+    """The tokens of a conversation's template, which no text may become."""
+    how = task.record.conversation
+    return tuple(how.markers) if isinstance(how, Conversation) else ()
 
 
 def tokenize_partition(task: TokenizeTask, report: Report) -> None:

@@ -27,7 +27,7 @@ from support import TASK_PATH, children, until
 
 import pretok
 from pretok.base import execute as engine_module
-from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped, UsageError
+from pretok.base.errors import EngineLost, InternalError, MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.base.execute import WORKER_ENVIRONMENT, Engine, Report
 from pretok.base.failures import TaskError
 from pretok.base.stop import StopFlag
@@ -102,6 +102,21 @@ def square_or_wait(item: int | Path, report: Report) -> int | None:
 def preload() -> None:
     """What the parent of the workers calls."""
     os.environ["PRELOADED"] = str(os.getpid())
+
+
+def load_once(item: str, report: Report) -> int:
+    os.environ["LOADED"] = str(os.getpid())
+    return os.getpid()
+
+
+def loaded_in(item: int, report: Report) -> int:
+    return int(os.environ["LOADED"])
+
+
+def cannot_load(error: Exception | None, report: Report) -> None:
+    if error is None:
+        os._exit(1)
+    raise error
 
 
 def touch_own(folder: Path, report: Report) -> str:
@@ -275,12 +290,22 @@ def test_workers_load_before_their_tasks_and_signals_are_for_the_driver(tmp_path
         (nursery,) = {*children(os.getpid())} - {*before}
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(nursery, number)
-        engine.warm(9, touch_own, tmp_path)
-        until(lambda: len(list(tmp_path.iterdir())) == 2)
-        engine.warm(1, touch_own, tmp_path / "nowhere")  # what fails is left to the tasks
+        assert engine.prepare(load_once, "what tasks use") == nursery
         workers = {o.result for o in engine.map(touch_own, [tmp_path] * 6)}
-        assert workers <= {path.name for path in tmp_path.iterdir()}
-        assert len(list(tmp_path.iterdir())) == 2
+        assert workers == {path.name for path in tmp_path.iterdir()}
+        assert len(workers) == 2
+        # They were forked from the process that has loaded it, and once only.
+        assert {o.result for o in engine.map(loaded_in, [0] * 6)} == {nursery}
+
+
+@pytest.mark.parametrize(("workers", "address"), [(0, None), (1, None), (1, "of a cluster")])
+def test_what_cannot_be_loaded_ends_the_command(workers, address):
+    with StopFlag() as stop, Engine(workers, address, stop) as engine:
+        with pytest.raises(UsageError, match="no tokenizer"):
+            engine.prepare(cannot_load, UsageError("no tokenizer"))
+        if workers and not address:
+            with pytest.raises(EngineLost, match="the parent process of the workers died"):
+                engine.prepare(cannot_load, None)
 
 
 DRIVER = """

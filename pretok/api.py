@@ -57,7 +57,7 @@ def _without_options(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _in_python(told: str) -> str:
-    """A message with parameters for options."""
+    """Return a message with parameters for options."""
     return OPTION.sub(lambda option: f"{NAMES.get(option[1], option[1].replace('-', '_'))}=", told)
 
 

@@ -116,7 +116,6 @@ def train_parses(words: list[str]) -> None:
     parser.parse_args(words)
 
 
-@pytest.mark.usefixtures("few_buckets")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "<!-- run -->" in page.read_text("utf-8")], ids=name
 )

@@ -114,15 +114,16 @@ def encoder_of(task: TokenizeTask) -> Encoder:
 
 
 def load_encoder(asked: tuple[Vocabulary, TokenizerEntry, tuple[str, ...]], _: Report) -> str:
-    """Load an encoder before the tasks that need it; returns its notice."""
-    return _load(*asked).notice
+    """Load an encoder before the tasks that need it, unless this process has it. Returns its notice."""
+    if asked[1:] not in _loaded:
+        _load(*asked)
+    return _loaded[asked[1:]].notice
 
 
-def _load(vocab: Vocabulary, entry: TokenizerEntry, markers: tuple[str, ...]) -> Encoder:
+def _load(vocab: Vocabulary, entry: TokenizerEntry, markers: tuple[str, ...]) -> None:
     if len(_loaded) > 1:
         _loaded.clear()
-    encoder = _loaded[entry, markers] = Encoder(vocab.with_special(markers))
-    return encoder
+    _loaded[entry, markers] = Encoder(vocab.with_special(markers))
 
 
 def markers_of(task: TokenizeTask) -> tuple[str, ...]:

@@ -146,13 +146,13 @@ def test_a_run_on_a_fast_partition_reads_and_writes_there(
 
     for keys, data in (("", work), ("stage = true", fast / "it")):
         words = script(f'fast = "$FAST/it"\n{keys}')
-        assert words[words.index("--shards") - 1] == str(fast / "it" / "run")
+        assert words[words.index("--pue=1.04") - 1] == str(fast / "it" / "run")
         assert words[words.index("--shards") + 1] == str(data / "shards")
         assert words[words.index("--mix") + 1] == str(data / "mix.json")
         exported = {f"PRETOK_WORK={work}", f"PRETOK_STAGE={fast / 'it'}"}
         assert exported & {*words} == (exported if keys else set())
     words = script('fast = "$FAST/it"', "--run", str(tmp_path / "mine"))
-    assert words[words.index("--shards") - 1] == str(tmp_path / "mine")
+    assert words[words.index("--pue=1.04") - 1] == str(tmp_path / "mine")
     assert submit(TABLES + "[slurm]\nstage = true\n", "--dry-run") == 2
     assert "stage needs fast" in capsys.readouterr().err
 

@@ -101,7 +101,7 @@ def test_what_it_cannot_give_is_refused(shards: Path, view: View, tmp_path: Path
         (lambda: view.batch([-1]), IndexError, outside),
         (lambda: view.prefix_counts(len(view) + 1), IndexError, "a prefix of"),
         (lambda: audit.drawn(view, "xx", 0, 1), UsageError, "no source 'xx'; its sources are en, it"),
-        (lambda: view["3"], TypeError, "integers or slices"),
+        (lambda: view["3"], TypeError, "neither a whole number nor a slice"),
         (lambda: view.batch([1.9]), TypeError, "positions are whole numbers, not float64"),
         (lambda: view.origin(1.7), TypeError, "positions are whole numbers, not float64"),
         (lambda: view.prefix_counts(1.5), TypeError, "integer"),

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def megatron(plain: Path, vocab: Path, out: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=environment)
 
 
-PROGRAMS = {"pretok tokenize": pretok, "Megatron-LM's preprocess_data_fast": megatron}
+PROGRAMS = {"pretok tokenize": pretok}
+if os.environ.get("MEGATRON_LM") or find_spec("megatron"):
+    PROGRAMS["Megatron-LM's preprocess_data_fast"] = megatron
 
 
 def run(program: str, plain: Path, vocab: Path, out: Path) -> Row:

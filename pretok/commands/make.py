@@ -541,7 +541,8 @@ def export(
             file.write(text)
         terminal(context).show(f"{out}: the {to} files for {shards}", result=True)
         return
-    from pretok.documents.export.export_job import EXPORT_FILE, run_export
+    from pretok.documents.export import EXPORT_FILE
+    from pretok.documents.export.export_job import run_export
 
     if to != "olmo":
         raise UsageError(

@@ -8,3 +8,6 @@ In this folder:
     text.py        a blend for Megatron-LM, and what another trainer does otherwise
     export_job.py  the job: shards -> files of OLMo-core, checked and listed in export.json
 """
+
+EXPORT_FILE = "export.json"
+"""Says what an export was made of; written last."""

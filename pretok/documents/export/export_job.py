@@ -35,12 +35,12 @@ from pretok.base.records import Checksum, Count, Inside, Name, Record, Split, re
 from pretok.base.storage import NewFile, copy_file, damaged, read_json, write_bytes, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import Tree, compare_root
+from pretok.documents.export import EXPORT_FILE
 from pretok.shards.manifest import STATE, Manifest, Shard
 from pretok.shards.spans import ShardSpans
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
-EXPORT_FILE = "export.json"
 BLOCK = 1 << 22
 Learn = Mapping[str, tuple[str, ...]]
 """The kinds of tokens that are learned in each source of conversations."""

@@ -16,11 +16,10 @@ from pretok.base.console import Console, table
 from pretok.base.errors import PretokError
 from pretok.base.storage import read_json
 from pretok.base.tokens import Ints
+from pretok.documents.export import EXPORT_FILE
 from pretok.documents.removal.select import Selection
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.vocab.counts.counts_file import FILE_NAME as COUNTS
-
-EXPORT_FILE = "export.json"
 
 
 @dataclass(frozen=True, slots=True)

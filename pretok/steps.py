@@ -62,6 +62,7 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
     check_steps(recipe)
     request = MixRequest(recipe.mix, learn=recipe.learned) if recipe.mix is not None else None
     with ExitStack() as locks:
+        # From the start: another job must not take the folder while the vocabulary is being built.
         locks.enter_context(hold(recipe.shards_dir, "run"))
         if request is not None:
             locks.enter_context(hold(recipe.mix_path, "run", beside=True))

@@ -181,13 +181,13 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [
-        [
-            f"{value:.4f}" if name == "loss" else "" if value is None else f"{value}"
-            for name, value in row.items()
-        ]
-        for row in found["documents"]
-    ]
+
+    def cell(name: str, value: Any) -> str:
+        if name == "loss":
+            return f"{value:.4f}"
+        return "" if value is None else f"{value}"
+
+    rows = [[cell(name, value) for name, value in row.items()] for row in found["documents"]]
     title = (
         f"step {found['step']} by the checkpoint of step {found['checkpoint']}: loss {found['loss']:.4f} over "
         f"{found['learned']:,} tokens"

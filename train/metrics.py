@@ -203,6 +203,7 @@ class RunLog:
             path, done = out / f"{name}.jsonl", lambda record: bool(record["step"] <= step)
             self._files[name] = Lines(path, done, report, self.background)
         self.lost = tuple(record["seconds"] for record in self._files["metrics"].dropped)
+        # Written at once and not in the background: what is read must be on record before it is trained on.
         self._files["segments"] = Lines(out / "segments.jsonl", lambda record: record["step"] < step)
         self._segment = next(reversed(written_segments(out)), None)
 

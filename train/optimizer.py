@@ -81,12 +81,12 @@ class MuonAndAdamW(torch.optim.AdamW):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take a step."""
         for group in (group for group in self.param_groups if group["muon"]):
-            matrices = [one for one in group["params"] if one.grad is not None]
+            matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
             ranks = _place(matrices[0])[1] if matrices else 1
             for first in range(0, len(matrices), ranks):
                 self._step_matrices(matrices[first : first + ranks], group)
-            for one in matrices:
-                one.grad = None  # so that AdamW passes over it
+            for matrix in matrices:
+                matrix.grad = None  # so that AdamW passes over it
         super().step(closure)
 
     def _step_matrices(self, matrices: Sequence[nn.Parameter], group: dict[str, Any]) -> None:
@@ -197,7 +197,9 @@ def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
     their models would differ from then on.
     """
     whole = mesh.get_local_rank("tensor") == 0
-    counted = [one for one in tensors if whole or (isinstance(one, DTensor) and _is_split(one, "tensor"))]
+    counted = [
+        tensor for tensor in tensors if whole or (isinstance(tensor, DTensor) and _is_split(tensor, "tensor"))
+    ]
     norms = torch._foreach_norm(list(map(local, counted)))
     total = torch.stack([norm.float().square() for norm in norms]).sum()
     dist.all_reduce(total)

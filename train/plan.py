@@ -125,6 +125,7 @@ def count_tensors(
     ranks = [
         _count_rank(model, layout, rank, tokens, accumulation, config) for rank in range(layout.pipeline)
     ]
+    # All ranks have the same device: the fullest decides.
     return max(ranks, key=lambda memory: memory.total)
 
 
@@ -183,6 +184,7 @@ def largest_micro_batch(
         count = count_tensors(model, layout, size, accumulation, seq_len, config)
         return count.total > HEADROOM * gigabytes * 1e9
 
+    # Memory grows with the micro-batch, so the border can be found by halving.
     return bisect_left(range(1, 1 << 20), True, key=too_large)
 
 
@@ -220,7 +222,9 @@ def bytes_by_name(
     found, ranks = {}, layout.replicate * layout.shard
     for name, (everywhere, reshard) in NAMES.items():
         inside = solve_layout(ranks * layout.tensor, per_node, None, layout.tensor, 1, layout.context).shard
-        shard = ranks if everywhere else inside if name == "hybrid" else 1
+        shard = inside if name == "hybrid" else 1
+        if everywhere:
+            shard = ranks
         split = replace(layout, replicate=ranks // shard, shard=shard)
         settings = replace(config, reshard=reshard)
         found[name] = count_tensors(

@@ -88,6 +88,7 @@ def run_trial(
     if processes > 1:
         launcher += ["train.launch", "--standalone", f"--nproc-per-node={processes}", "-m"]
     command = [*launcher, "train", "--config", str(settings)]
+    # A process of its own: one that runs out of memory must not take the others along.
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     records = read_lines(folder / "metrics.jsonl")[WARM_UP:]
     shutil.rmtree(folder, ignore_errors=True)
@@ -124,6 +125,7 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
         if rest not in too_large:
             result = run_trial(config, choice, out / "trial", steps, processes, passes)
         if result["outcome"] == "out of memory":
+            # More sequences need more memory: larger micro-batches of the same settings are not tried.
             too_large.append(rest)
         results.append(result)
         lines.add(result)

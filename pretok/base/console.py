@@ -125,10 +125,13 @@ class Gauge:
         size = human_bytes if self.unit == "bytes" else human
         whole = f" of {size(self.expected)}" if self.expected else ""
         unit = "" if self.unit == "bytes" else f" {self.unit}"
+        speed = "" if self.counts else self.note
+        if rate:
+            speed = f"{size(rate)}{unit}/s"
         found = {
             "percent": "" if share is None else f"{int(share * 100)} %",
             "amount": f"{size(before + done)}{whole}{unit}" if done or before else "",
-            "rate": f"{size(rate)}{unit}/s" if rate else "" if self.counts else self.note,
+            "rate": speed,
             "left": "" if left is None else f"{duration(left)} left",
         }
         return {name: text for name, text in found.items() if text}

@@ -102,7 +102,7 @@ def raise_failures(
     if not failures:
         return
     # Worst first: bugs, what was refused, what failed however often it was tried.
-    ordered = sorted(failures, key=lambda one: (one[1].raises is not InternalError, one[1].again))
+    ordered = sorted(failures, key=lambda failure: (failure[1].raises is not InternalError, failure[1].again))
     lines = [f"{name}: {error.message}" for name, error in ordered]
     parts = [f"{len(failures)} {what} failed:\n  " + listed(lines, SHOWN, "\n  ")]
     if bugs := [f"{name}\n{error.trace}" for name, error in failures if error.raises is InternalError]:

@@ -55,9 +55,11 @@ class _Console(RichConsole):
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """Print a text that a command shows. On standard error, secrets in URLs are masked."""
-        shown = [
-            visible(masked(one) if self.stderr else one) if isinstance(one, str) else one for one in objects
-        ]
+        shown = []
+        for value in objects:
+            if isinstance(value, str):
+                value = visible(masked(value) if self.stderr else value)
+            shown.append(value)
         super().print(*shown, **settings)
 
     def on_broken_pipe(self) -> None:
@@ -123,6 +125,7 @@ class Terminal(Console):
                     self._print(f"{time.strftime('%H:%M')} {gauge.line()}")
                 gap = min(2 * gap, LINES_APART)
 
+        # A thread, so that lines come even while the job waits and reports nothing.
         lines = threading.Thread(target=print_lines, name=f"progress of {title}", daemon=True)
         self.event("step", title=title)
         lines.start()
@@ -135,6 +138,7 @@ class Terminal(Console):
             raise
         finally:
             ended.set()
+            # Before the last event: no line of progress may come after the end of its step.
             lines.join()
             summary = "" if ended_by else gauge.summary()
             self.event("step_end", message=summary, ended_by=ended_by, **gauge.fields())

@@ -14,8 +14,8 @@ PRETOK_VERSION = "1.0.0rc1"
 def refuse_untried(package: str, *known: str) -> None:
     """Raise UsageError if the installed version begins with none of the known ones."""
     found = version(package)
-    if not any(f"{found}.".startswith(f"{one}.") for one in known):
+    if not any(f"{found}.".startswith(f"{release}.") for release in known):
         raise UsageError(
             f"{package} {found} on {os.uname().nodename} is not known to work with this version of pretok; known are "
-            f"{', '.join(f'{one}.*' for one in known)}: pip install '{package}=={known[-1]}.*'"
+            f"{', '.join(f'{release}.*' for release in known)}: pip install '{package}=={known[-1]}.*'"
         )

@@ -143,16 +143,14 @@ def wrapped(messages: Sequence[dict[str, Any]], text: Callable[[str, int, int], 
             return value
 
         own = ROLES[message["role"]]
-        one = {
-            key if key in _KNOWN else wrap(key, own): value
-            if key == "role"
-            else wrap(value, _KINDS.get(key, own))
-            for key, value in message.items()
-        }
-        thought = next((one[name] for name in REASONING if one.get(name) is not None), None)
+        row: dict[str, Any] = {}
+        for key, value in message.items():
+            name = key if key in _KNOWN else wrap(key, own)
+            row[name] = value if key == "role" else wrap(value, _KINDS.get(key, own))
+        thought = next((row[name] for name in REASONING if row.get(name) is not None), None)
         if thought is not None:  # as transformers does
-            one = {"thinking": thought, **one, "reasoning_content": thought}
-        rows.append(one)
+            row = {"thinking": thought, **row, "reasoning_content": thought}
+        rows.append(row)
     return rows
 
 

@@ -53,13 +53,13 @@ class Renderer:
         self._plain = normalization == Normalization()
         how = record.conversation
         if how.fields:
-            parts = [
-                TracedText(text)
-                if text
-                else TracedText("", ANSWER if field in how.learned else USER, source=number)
-                for number, (text, field) in enumerate(fields_of(how.template))
-                if field or not how.content_only
-            ]
+            parts = []
+            for number, (text, field) in enumerate(fields_of(how.template)):
+                if field:
+                    kind = ANSWER if field in how.learned else USER
+                    parts.append(TracedText("", kind, source=number))
+                elif not how.content_only:
+                    parts.append(TracedText(text))
             self._fields = [field for _, field in fields_of(how.template)]
             self._pieces = _pieces(parts)
             self._render = self._from_fields

@@ -123,7 +123,7 @@ def _template(chosen: str, vocab: Vocabulary, source: str) -> tuple[str, str]:
             raise UsageError(f"source {source}: the chat template {path} cannot be read: {error}") from None
     template = vocab.config.get("chat_template")
     if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     if isinstance(template, str):
         return template, str(vocab.path.with_name(CONFIG_FILE))

@@ -82,7 +82,7 @@ def input_changes(
 
     left_out: damaged files of which the result has nothing, so that it does not matter what became of them.
     """
-    skipped = {one.file for one in left_out}
+    skipped = {damaged.file for damaged in left_out}
     old, new = ({file.path: file for file in files if file.path not in skipped} for files in (before, now))
     return [
         *(f"{path} is gone" for path in sorted(old.keys() - new.keys())),
@@ -158,12 +158,13 @@ def shared_inputs(sources: Mapping[str, Sequence[Listing]]) -> list[str]:
                     other, path = seen.setdefault((file.size, file.identity), (name, file.path))
                     if (other, path) != (name, file.path):
                         shared.setdefault((other, name), []).append(_pair(path, file.path))
-    return [
-        f"warning: source {a} seems to read copies, files of the same size, beginning and end: {listed(pairs, SHOWN)}"
-        if a == b
-        else f"warning: sources {a} and {b} read the same text: {listed(pairs, SHOWN)}"
-        for (a, b), pairs in shared.items()
-    ]
+    found = []
+    for (a, b), pairs in shared.items():
+        what = f"sources {a} and {b} read the same text"
+        if a == b:
+            what = f"source {a} seems to read copies, files of the same size, beginning and end"
+        found.append(f"warning: {what}: {listed(pairs, SHOWN)}")
+    return found
 
 
 def _pair(first: str, second: str) -> str:

@@ -105,7 +105,7 @@ def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> di
             if isinstance(value, BySource):
                 if unknown := sorted(value.keys() - table.keys()):
                     raise UsageError(f"--{inner} {unknown[0]}=...: there is no source {unknown[0]}")
-                values = {f"{source}.{inner}": one for source, one in value.items()}
+                values = {f"{source}.{inner}": own for source, own in value.items()}
             elif name == "sources":
                 found = {f"{source}.{inner}": _of_source(source, table, value) for source in table}
                 values = {key: part for key, part in found.items() if part}

@@ -64,11 +64,9 @@ def checked_position(view: View, state: Mapping[str, Any]) -> int:
     """
     try:
         position, stream = int(state["position"]), state["stream"]
-        mix = (
-            None
-            if stream == view.fingerprint
-            else parse_mix(json.loads(state["mix"]), Path("the checkpoint"))
-        )
+        mix = None
+        if stream != view.fingerprint:
+            mix = parse_mix(json.loads(state["mix"]), Path("the checkpoint"))
     except KeyError as error:
         raise MismatchError(
             f"the loader's state in the checkpoint has no position of pretok (no {error}, but "

@@ -159,7 +159,9 @@ def effective(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
     match normalizer:
         case {"type": "Sequence", "normalizers": [*steps]}:
             left = [step for step in map(effective, steps) if step is not None]
-            return {"type": "Sequence", "normalizers": left} if left[1:] else left[0] if left else None
+            if len(left) > 1:
+                return {"type": "Sequence", "normalizers": left}
+            return left[0] if left else None
         case (
             {"type": "Strip", "strip_left": False, "strip_right": False}
             | {"type": "BertNormalizer", "clean_text": False, "handle_chinese_chars": False, "lowercase": False,

@@ -176,6 +176,7 @@ def tokenizer_data(
             "the special tokens other names"
         )
     for token in [bytes([byte]) for byte in ALPHABET] + [left + right for left, right in merges]:
+        # `setdefault`: a merge that spells an older token adds no entry.
         vocab.setdefault(to_characters(token), len(vocab))
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -103,6 +103,7 @@ def _build_vocab(
         )
     if counts is not None:
         _refuse_unread(recipe, counts)
+    # Listed once: the count below must be of the files that this config names.
     listed = count_config(recipe, engine, console) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
     config = _config(recipe.vocab, compare, source, old)
@@ -254,6 +255,7 @@ def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple
     All words at once would take a third of the memory of merging. Raises IntegrityError for damaged counts, and
     UsageError, before the work, for words whose merging does not fit the free memory.
     """
+    # Before merging, which takes minutes and would not notice a damaged count.
     counts.check()
     encoder = None if old is None else Encoder(old)
     writer, tally = BufferWriter(free_memory() // MERGING_BYTES), Tally()

@@ -85,6 +85,7 @@ def measure_bucket(task: MeasureTask, report: Report) -> Measure:
         texts = from_buffers(words.data, words.offsets)
         for uses, (encoder, _) in zip(total.uses, encoders, strict=True):
             ids, offsets = encoder.ids(texts)
+            # `add.at` and not `+=`, which counts an id once however often it is in `ids`.
             np.add.at(uses[source], ids, np.repeat(words.counts, np.diff(offsets)))
         report({"words": len(words)})
     return total
@@ -112,6 +113,7 @@ def measure_heldout(path: Path, counts: CorpusCounts, console: Console) -> Measu
             uses[source] = measure_texts(path, texts)
         except Unencodable as error:
             console.notice(f"{path} is not compared on {name}: {error}")
+            # Not 0, which would be a figure: reports leave out what is not a number.
             uses[source] = np.nan
     total.uses = (uses,)
     return total

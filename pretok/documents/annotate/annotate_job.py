@@ -83,8 +83,8 @@ def run_annotate(request: AnnotateRequest, console: Console) -> Annotations:
     """
     refuse_unfinished(request.shards)
     manifest = load_manifest(request.shards)
-    numbered = [one for one in chosen_shards(manifest) if one[0].documents]
-    numbered.sort(key=lambda one: (one[0].source, one[0].split, one[1]))
+    numbered = [entry for entry in chosen_shards(manifest) if entry[0].documents]
+    numbered.sort(key=lambda entry: (entry[0].source, entry[0].split, entry[1]))
     if not numbered:
         raise UsageError(f"{manifest.folder} holds no documents")
     shards, folder = [shard for shard, _ in numbered], annotations_folder(manifest.folder, request.name)
@@ -170,8 +170,8 @@ def _check_request(request: AnnotateRequest, manifest: Manifest, shards: Sequenc
                 "or join by file,position or by hash"
             )
     known |= {matched_column(request.name), "file_row_number", "pretok:file"}
-    for one in find_annotations(manifest.folder):
-        known |= {*one.types} if one.name != request.name else set()
+    for joined in find_annotations(manifest.folder):
+        known |= {*joined.types} if joined.name != request.name else set()
     return {name.lower() for name in known}
 
 

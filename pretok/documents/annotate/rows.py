@@ -106,6 +106,7 @@ def _parquet(file: InputFile, used: Used) -> Iterator[Block]:
         with open_parquet(file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as opened:
             names, first = used(opened.schema_arrow.names), 1
             for batch in opened.iter_batches(BATCH_ROWS, columns=names, use_threads=False):
+                # A damaged file may hold offsets that point outside of its buffers.
                 batch.validate(full=True)
                 yield range(first, first + len(batch)), zip(batch.schema.names, batch.columns, strict=True)
                 first += len(batch)
@@ -169,6 +170,7 @@ def _key(name: str, values: Any) -> pa.Array:
     kind = values.type
     if not (pa.types.is_null(kind) or is_text(kind) or type_of(kind) in ("text", "integer")):
         raise ValueError(f"it is {kind}; a key is text or a whole number")
+    # Other tools write hashes in capitals, too.
     if name != "hash":
         return values.cast(pa.large_string())
     texts = [value.hex() if isinstance(value, bytes) else value for value in values.to_pylist()]
@@ -189,6 +191,7 @@ def _values(sql: Any, kinds: dict[str, str], name: str, values: Any) -> pa.Array
     at, sql_type = list(kinds).index(name), SQL_TYPES[now]
     sql.execute(f"ALTER TABLE given ADD COLUMN IF NOT EXISTS v{at} {sql_type}")
     if now != known:  # its first value, or a float after whole numbers
+        # A whole number that no float equals would become another value without a word.
         exact = f"if(v{at}::DOUBLE::HUGEINT = v{at}, v{at}::DOUBLE, error('no float is ' || v{at}))"
         sql.execute(f"ALTER TABLE given ALTER v{at} TYPE {sql_type} {f'USING {exact}' if known else ''}")
     if (kind, now) == ("integer", "float"):

@@ -118,9 +118,9 @@ def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
         )
         return
     joined = open_annotations(manifest)
-    for one in joined:
-        if unknown := unknown_sources(manifest, one):
-            console.notice(f"the annotations {one.name} do not cover {', '.join(unknown)}: null there")
+    for notes in joined:
+        if unknown := unknown_sources(manifest, notes):
+            console.notice(f"the annotations {notes.name} do not cover {', '.join(unknown)}: null there")
     make_views(connection, manifest, joined)
 
 

@@ -49,7 +49,9 @@ def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSeque
 def marked(tokens: Sequence[str], learned: Sequence[bool] | None = None) -> str:
     """Put each token in brackets, round ones if it is not learned. learned: whether each is; None: all are."""
     known = [True] * len(tokens) if learned is None else learned
-    return "".join(f"[{text}]" if one else f"({text})" for text, one in zip(tokens, known, strict=True))
+    return "".join(
+        f"[{text}]" if is_known else f"({text})" for text, is_known in zip(tokens, known, strict=True)
+    )
 
 
 def document_heading(found: Inspection, vocab: Vocabulary) -> list[str]:
@@ -64,11 +66,9 @@ def sequence_heading(seen: SeenSequence) -> list[str]:
     """Return the lines above the tokens of a sequence."""
     step = "" if seen.step is None else f", step {seen.step}"
     classes = {row.of_class for row in seen.documents} - {None}
-    of = (
-        f"{seen.source}, a class of {seen.documents[0].source}"
-        if classes - {seen.documents[0].source}
-        else seen.source
-    )
+    of = seen.source
+    if classes - {seen.documents[0].source}:
+        of = f"{seen.source}, a class of {seen.documents[0].source}"
     place = f"position {seen.position}{step}: sequence {seen.sequence} of {of}, epoch {seen.epoch}"
     lines = [
         f"  {row.file}, line or row {row.line}: {plural(row.tokens, 'token')} from token {row.first}"

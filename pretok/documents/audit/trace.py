@@ -168,7 +168,8 @@ def readings(traced: Traced, source: str, split: str, document: int) -> list[Rea
         return []
     begins, ends = (int(offset) for offset in _offsets(shard)[number : number + 2])
     shards = traced.manifest.of(source, split)
-    base = sum(one.tokens for one in shards[: shards.index(shard)])
+    # Tokens of the source before this shard: tapes count them from the first shard on.
+    base = sum(earlier.tokens for earlier in shards[: shards.index(shard)])
     read = [
         reading
         for entry in entries_of(view, source)  # the source, or those of its classes that have the document
@@ -205,7 +206,7 @@ def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
     """Fill in where the documents came from, and whether they were removed before they were read."""
     manifest, split = traced.manifest, traced.view.mix.split
     of_shard: defaultdict[str, dict[int, tuple[str, int]]] = defaultdict(dict)
-    for source, document in {(one.source, one.document) for one in readings}:
+    for source, document in {(reading.source, reading.document) for reading in readings}:
         shard, row = find_shard(manifest, source, split, document)
         of_shard[shard.path][row] = source, document
     origins = {}
@@ -221,7 +222,7 @@ def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
                 "id": name,
                 "removed": removed,
             }
-    return [replace(one, **origins[one.source, one.document]) for one in readings]
+    return [replace(reading, **origins[reading.source, reading.document]) for reading in readings]
 
 
 def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
@@ -244,7 +245,7 @@ def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, ra
     steps = segment.step + len(traced.positions) // segment.global_batch
     if not 1 <= step <= steps:
         raise UsageError(f"there is no step {step}; the run has steps 1 to {steps}")
-    traced, segment = next(one for one in reversed(run) if one[1].step < step)
+    traced, segment = next(part for part in reversed(run) if part[1].step < step)
     return traced, range(segment.position_after(step - 1), segment.position_after(step))
 
 

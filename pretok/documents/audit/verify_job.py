@@ -102,7 +102,7 @@ def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iter
         (shard, None if sample is None else tuple(drawn))
         for shard, drawn in zip(manifest.shards, rows, strict=True)
     ]
-    for shard, numbers in sorted(chosen, key=lambda one: -one[0].tokens):
+    for shard, numbers in sorted(chosen, key=lambda entry: -entry[0].tokens):
         yield shard.prefix, ShardCheck(manifest.folder, shard, numbers, removed and bool(manifest.removals))
 
 
@@ -112,8 +112,8 @@ def _file_checks(manifest: Manifest, annotations: Sequence[Annotations]) -> Iter
     for beside in manifest.side_files:
         if (path := manifest.folder / beside.path) not in ledgers:
             yield path, partial(compare_root, path, beside.root)
-    for one in annotations:
-        for path, root in one.roots.items():
+    for joined in annotations:
+        for path, root in joined.roots.items():
             yield path, partial(compare_root, path, root)
     for path in sorted((manifest.folder.parent / FOLDER).glob(f"*{SUFFIX}")):
         yield path, partial(verify_side_file, path)
@@ -132,8 +132,8 @@ def _read_annotations(manifest: Manifest) -> tuple[list[Annotations], list[str]]
     annotations, problems = [], list[str]()
     for record in sorted((manifest.folder / ANNOTATIONS).glob(f"*/{RECORD}")):
         try:
-            annotations.append(one := read_annotations(record.parent))
-            problems += outdated_parts(manifest, one)
+            annotations.append(joined := read_annotations(record.parent))
+            problems += outdated_parts(manifest, joined)
         except PretokError as error:
             problems.append(str(error))
     return annotations, problems
@@ -180,11 +180,9 @@ def _check_inputs(manifest: Manifest) -> Iterator[str]:
 def _check_unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> Iterator[str]:
     """Yield the files in our folders that nothing names."""
     for path in _unknown(manifest, annotations)[0]:
-        why = (
-            "left by a killed process"
-            if path.suffix == TEMPORARY_SUFFIX
-            else "left over, or put there by hand"
-        )
+        why = "left over, or put there by hand"
+        if path.suffix == TEMPORARY_SUFFIX:
+            why = "left by a killed process"
         yield f"{path} is not in the manifest: {why}; delete it when no job is running"
 
 
@@ -196,12 +194,12 @@ def _unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> tuple[li
     """
     folder = manifest.folder
     known = {folder / FILE_NAME, *manifest.roots, *(shard.nodes_path for shard in manifest.shards)}
-    known |= {path for one in annotations for path in (one.folder / RECORD, *one.roots)}
+    known |= {path for joined in annotations for path in (joined.folder / RECORD, *joined.roots)}
     written = (unit.partition(".")[0] for unit in unfinished(folder))
     open_folders = {folder / name for name in (STATE, *written)}
     # If a record cannot be read, nobody knows which files of its folder belong there.
     records = {path.parent for path in (folder / ANNOTATIONS).glob(f"*/{RECORD}")}
-    open_folders |= records - {one.folder for one in annotations}
+    open_folders |= records - {joined.folder for joined in annotations}
     ours: list[Path] = []
     others: list[Path] = []
     for path in sorted(folder.rglob("*")):
@@ -218,9 +216,9 @@ def notes(manifest: Manifest) -> list[str]:
     return [
         *incomplete(manifest),
         *(
-            f"the annotations {one.name} do not cover {', '.join(unknown)}: run pretok annotate again"
-            for one in annotations
-            if (unknown := unknown_sources(manifest, one))
+            f"the annotations {joined.name} do not cover {', '.join(unknown)}: run pretok annotate again"
+            for joined in annotations
+            if (unknown := unknown_sources(manifest, joined))
         ),
         *(f"{path} is not in the manifest: not ours" for path in _unknown(manifest, annotations)[1]),
     ]

@@ -275,9 +275,9 @@ def _find_removed(manifest: Manifest, shard: Shard, hashes: pa.Array, report: Re
 def _find_traces(manifest: Manifest, shard: Shard, hashes: pa.Array) -> Iterator[str]:
     """Find columns that still describe removed documents, and unmarked documents with a removed text."""
     path, joined = shard.ledger_path, open_annotations(manifest)
-    matched = {matched_column(one.name) for one in joined}
+    matched = {matched_column(notes.name) for notes in joined}
     kept = [name for name in ledger_schema(path).names if name not in (*SCHEMA.names, *COLUMNS)]
-    kept += [name for one in joined for name in one.types]
+    kept += [name for notes in joined for name in notes.types]
     problems = dict[str, None]()
     for _, _, rows in scan(manifest, ["hash", COLUMNS[0], *kept], [(shard, 0)], joined):
         gone = rows[COLUMNS[0]].is_valid()

@@ -69,7 +69,7 @@ class Certificate(Record, frozen=True, kw_only=True):
         width: bytes of a token.
         """
         by_entry: dict[int, list[tuple[int, int]]] = {}
-        for entry, first, tokens in sorted(piece for one in self.sequences for piece in one.pieces):
+        for entry, first, tokens in sorted(piece for sequence in self.sequences for piece in sequence.pieces):
             low, high = first * width // LEAF, -(-(first + tokens) * width // LEAF)
             ranges = by_entry.setdefault(entry, [])
             # Neighbouring sequences may share a leaf, which is shown once.

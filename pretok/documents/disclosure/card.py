@@ -30,10 +30,13 @@ def dataset_card(summary: Section) -> str:
     model = general["model"]["name"]
     title = f"Training data of {model}" if model else "Training data"
     licences = _values(general["licences"])
+    licence = "other" if licences else None
+    if len(licences) == 1:
+        licence = licences[0]
     head: dict[str, Any] = {
         "pretty_name": title,
         "language": [value for value in _values(general["languages"]) if value],
-        "license": licences[0] if len(licences) == 1 else "other" if licences else None,
+        "license": licence,
         "size_categories": [_size(general["documents"])],
         "tags": ["pretok"],
     }
@@ -62,10 +65,12 @@ def _yaml(value: str | list[str]) -> str:
     """Return a value behind its key, as YAML. A string is written as JSON, which is YAML too."""
     if isinstance(value, str):
         return f" {json.dumps(value, ensure_ascii=False)}"
-    return "".join(f"\n-{_yaml(one)}" for one in value)
+    return "".join(f"\n-{_yaml(item)}" for item in value)
 
 
 def _size(documents: int) -> str:
     above = bisect_right([10 ** (3 + at) for at in range(len(SIZES))], documents)
     low, high = ("", *SIZES)[above], (*SIZES, "")[above]
-    return f"{low}<n<{high}" if low and high else f"n<{high}" if high else f"n>{low}"
+    if low and high:
+        return f"{low}<n<{high}"
+    return f"n<{high}" if high else f"n>{low}"

@@ -55,8 +55,8 @@ class Sums:
     def __init__(self, sql: Any, manifest: Manifest, named: Mapping[str, str]) -> None:
         self.sql, self.manifest = sql, manifest
         self._joined = open_annotations(manifest)
-        for one in self._joined:
-            one.check()
+        for notes in self._joined:
+            notes.check()
         for shard in manifest.shards:
             manifest.check(shard.ledger_path)
         kept = {name: self._kept(name) for name in manifest.sources}
@@ -69,7 +69,7 @@ class Sums:
                     f"--column {kind}={column}: this column was not kept; kept columns: {', '.join(every) or 'none'}"
                 )
         self.columns = {
-            name: _usual(columns) | {kind: one for kind, one in named.items() if one in columns}
+            name: _usual(columns) | {kind: column for kind, column in named.items() if column in columns}
             for name, columns in kept.items()
         }
         self.sources: dict[str, tuple[str, ...]] = {}
@@ -83,8 +83,8 @@ class Sums:
             if shard.source == source:
                 names |= dict.fromkeys(ledger_schema(shard.ledger_path).names)
         of_source = {shard.path for shard in self.manifest.shards if shard.source == source}
-        joined = [one for one in self._joined if of_source & one.parts.keys()]
-        names |= dict.fromkeys(name for one in joined for name in one.columns)
+        joined = [notes for notes in self._joined if of_source & notes.parts.keys()]
+        names |= dict.fromkeys(name for notes in joined for name in notes.columns)
         return [name for name in names if name not in SCHEMA.names]
 
     def add(self, of: str, extent: Extent) -> None:
@@ -106,7 +106,7 @@ class Sums:
         counted = f"""INSERT INTO sums SELECT ?, ?, kind, value, count(*), sum(bytes), sum(read),
             sum(bytes::HUGEINT * read // tokens)  -- of a document read in part, in proportion
             FROM (SELECT bytes, read, tokens, unnest([{", ".join(map(quoted, values))}]) AS kind,
-                  unnest([{", ".join(f"({one})::VARCHAR" for one in values.values())}]) AS value
+                  unnest([{", ".join(f"({column})::VARCHAR" for column in values.values())}]) AS value
                   FROM rows WHERE read > 0)
             GROUP BY kind, value"""
         wanted = list(dict.fromkeys(["tokens", "bytes", "removed", *columns.values()]))
@@ -125,6 +125,7 @@ class Sums:
                 | {kind: rows[column].cast(pa.string()) for kind, column in columns.items()}
                 | {"read": read}
             )
+            # A window at a time: DuckDB adds it up, and only sums stay.
             self.sql.register("rows", table)
             self.sql.execute(counted, [of, name])
 

@@ -105,9 +105,9 @@ class SourceReading:
         if self.coverage is None:
             return np.diff(bounds)
         total = np.zeros(len(bounds) - 1, np.int64)
-        for one in self.coverage:
-            read = one.tokens(bounds)
-            total += read if removed is None else np.where(removed >= one.removals, read, 0)
+        for part in self.coverage:
+            read = part.tokens(bounds)
+            total += read if removed is None else np.where(removed >= part.removals, read, 0)
         return total
 
 

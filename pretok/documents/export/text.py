@@ -50,8 +50,8 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
         raise UsageError(f"{mix} has no stage {stage}; its stages are 1 to {len(plan.stages)}")
     quotas = plan.stages[(stage or 1) - 1].quotas
     divided = {source.held_in for source in plan.sources if source.pool != source.held_in}
-    read = [one for one, quota in zip(plan.sources, quotas, strict=True) if quota]
-    if classes := [one.name for one in read if one.held_in in divided]:
+    read = [source for source, quota in zip(plan.sources, quotas, strict=True) if quota]
+    if classes := [source.name for source in read if source.held_in in divided]:
         raise UsageError(
             f"{mix} weighs classes ({', '.join(classes)}), but this format holds whole sources: write the mix as "
             "shards in its order (pretok mix --materialize) and export those, or read it in Python (docs/trainers.md)"

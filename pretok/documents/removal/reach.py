@@ -57,9 +57,9 @@ def reach_of(manifest: Manifest, selection: Selection) -> Reach:
     if not selection.chosen:
         return NOTHING
     sums: dict[tuple[str, str], Ints] = {}
-    for one in selection.chosen:
-        more = np.array([len(one.rows), one.copies, one.tokens.sum(), one.sizes.sum()])
-        key = one.shard.source, one.shard.split
+    for chosen in selection.chosen:
+        more = np.array([len(chosen.rows), chosen.copies, chosen.tokens.sum(), chosen.sizes.sum()])
+        key = chosen.shard.source, chosen.shard.split
         sums[key] = sums.get(key, 0) + more
     parts = tuple(SourceReach(*key, *numbers.tolist()) for key, numbers in sums.items())
     documents, tokens = sum(part.documents for part in parts), sum(part.tokens for part in parts)

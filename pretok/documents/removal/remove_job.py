@@ -154,7 +154,7 @@ def _plan(request: RemoveRequest) -> tuple[Manifest, Selection, RemoveReport]:
             "pretok tokenize, or delete them, then remove"
         )
     selection = select(manifest, request.where, read_names(request.ids) if request.ids else ())
-    same = next((one for one in manifest.removals if one.request == request.identity), None)
+    same = next((removal for removal in manifest.removals if removal.request == request.identity), None)
     if request.ids and not request.missing_ok and same is None:
         refuse_missing(selection.missing, request.ids, manifest.folder)
     if request.where and not request.all:
@@ -269,7 +269,7 @@ def _refuse_foreign(folder: Path, log: RemovalLog) -> None:
     files = {FILE_NAME, TOMBSTONES, *(file.path for file in manifest.side_files)}
     files |= {str(shard.nodes_path.relative_to(manifest.folder)) for shard in manifest.shards}
     for joined in find_annotations(folder):
-        files |= {str(one.relative_to(folder)) for one in (*joined.roots, joined.folder / RECORD)}
+        files |= {str(file.relative_to(folder)) for file in (*joined.roots, joined.folder / RECORD)}
     if (log.eod_id, log.dtype) != (manifest.tokenizer.eod_id, manifest.tokenizer.dtype):
         raise IntegrityError(f"{path}: its tokenizer is not the one of the manifest; the file was edited")
     for name, stretches in log.shards.items():
@@ -289,11 +289,11 @@ def _refuse_foreign(folder: Path, log: RemovalLog) -> None:
 
 def _refuse_read_only(selection: Selection) -> None:
     """Raise OutputError for a file that cannot be changed, before any change."""
-    for one in selection.chosen:
+    for chosen in selection.chosen:
         try:
-            os.close(os.open(one.shard.bin_path, os.O_WRONLY))
+            os.close(os.open(chosen.shard.bin_path, os.O_WRONLY))
         except OSError as error:
-            raise output_error(error, one.shard.bin_path) from error
+            raise output_error(error, chosen.shard.bin_path) from error
 
 
 class _Staging:
@@ -320,26 +320,28 @@ def _stage(manifest: Manifest, selection: Selection, request: RemoveRequest, pro
     eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype
     shards, sealed = dict[str, Shard](), dict[str, SideFile]()
     stretches = dict[str, tuple[tuple[int, int], ...]]()
-    for one in selection.chosen:
-        shard, offsets = one.shard, one.shard.open().offsets
-        found = stretches[shard.path] = tuple(_joined(offsets[one.rows], offsets[one.rows + 1]))
+    for chosen in selection.chosen:
+        shard, offsets = chosen.shard, chosen.shard.open().offsets
+        found = stretches[shard.path] = tuple(_joined(offsets[chosen.rows], offsets[chosen.rows + 1]))
         nodes = reseal(shard, found, eod, dtype)
         write_bytes(staging.new(shard.nodes_path), b"".join(nodes))
-        counts = RemovedCounts(len(one.rows), sum(end - first for first, end in found), int(one.sizes.sum()))
+        counts = RemovedCounts(
+            len(chosen.rows), sum(end - first for first, end in found), int(chosen.sizes.sum())
+        )
         before = [] if shard.removed is None else [shard.removed]
         shards[shard.path] = replace(shard, root=fold(nodes).hex(), removed=add_counts([*before, counts]))
         ledger = staging.new(shard.ledger_path)
         name = str(shard.ledger_path.relative_to(manifest.folder))
         why = dict(zip(COLUMNS, (at, request.reason), strict=True))
-        made = rewrite_without(shard.ledger_path, ledger, shard.source, one.mask, why)
+        made = rewrite_without(shard.ledger_path, ledger, shard.source, chosen.mask, why)
         sealed[name] = replace(made, path=name)
         progress({"shards": 1})
     removal = Removal(
         at,
         request.reason,
-        sum(len(one.rows) for one in selection.chosen),
+        sum(len(chosen.rows) for chosen in selection.chosen),
         sum(end - first for found in stretches.values() for first, end in found),
-        {one.shard.path: one.shard.root for one in selection.chosen},
+        {chosen.shard.path: chosen.shard.root for chosen in selection.chosen},
         request.identity,
     )
     known = removed_path(manifest.folder)
@@ -413,7 +415,9 @@ def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: 
 def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selection: Selection) -> None:
     """Remove joined columns of the documents, and bind the record to the new ledgers."""
     parts, matched = dict(annotations.parts), matched_column(annotations.name)
-    for shard, mask in ((one.shard, one.mask) for one in selection.chosen if one.shard.path in parts):
+    for shard, mask in (
+        (chosen.shard, chosen.mask) for chosen in selection.chosen if chosen.shard.path in parts
+    ):
         part = parts[shard.path]
         out = staging.new(annotations.folder / part.path)
         file = rewrite_without(annotations.folder / part.path, out, shard.source, mask, {matched: False})

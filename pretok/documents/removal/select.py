@@ -66,7 +66,7 @@ def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selec
 
     Raises UsageError for a wrong condition, MismatchError, IntegrityError.
     """
-    shards = tuple(one for one in chosen_shards(manifest) if one[0].documents)
+    shards = tuple(entry for entry in chosen_shards(manifest) if entry[0].documents)
     missing: tuple[str, ...] = ()
     if where is not None:
         meant = _by_predicate(manifest, shards, where)
@@ -77,7 +77,9 @@ def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selec
         at = meant[shard.path]
         gone = np.asarray(rows["removed"].is_valid())[at]
         already += int(gone.sum())
+        # By hash and not by place: copies in other sources and in validation hold the same text.
         chosen_hashes.append(rows["hash"].take(pa.array(at[~gone])))
+    # Only now is it known what to look for, hence the second pass over the ledgers.
     hashes = pa.chunked_array(chosen_hashes).unique()
     chosen = []
     for shard, rows in _rows(manifest, shards) if len(hashes) else ():
@@ -93,10 +95,10 @@ COLUMNS = {"hash": HASH, "tokens": pa.int64(), "bytes": pa.int64(), "removed": p
 
 def _rows(manifest: Manifest, shards: Sequence[Numbered]) -> Iterator[tuple[Shard, pa.Table]]:
     """Yield COLUMNS of all documents of each shard, after a check of its ledger."""
-    for one in shards:
-        manifest.check(one[0].ledger_path)
-        windows = [rows.cast(pa.schema(COLUMNS)) for _, _, rows in scan(manifest, list(COLUMNS), [one])]
-        yield one[0], pa.Table.from_batches(windows).combine_chunks()
+    for numbered in shards:
+        manifest.check(numbered[0].ledger_path)
+        windows = [rows.cast(pa.schema(COLUMNS)) for _, _, rows in scan(manifest, list(COLUMNS), [numbered])]
+        yield numbered[0], pa.Table.from_batches(windows).combine_chunks()
 
 
 def _by_predicate(manifest: Manifest, shards: Sequence[Numbered], where: str) -> dict[str, Ints]:
@@ -126,8 +128,8 @@ def refuse_missing(missing: Sequence[str], where: Path, folder: Path) -> None:
 def refuse_whole(manifest: Manifest, selection: Selection) -> None:
     """Raise UsageError if nothing would be left of a source."""
     going = dict.fromkeys(manifest.sources, 0)
-    for one in selection.chosen:
-        going[one.shard.source] += len(one.rows)
+    for chosen in selection.chosen:
+        going[chosen.shard.source] += len(chosen.rows)
     whole = []
     for name, counts in manifest.sources.items():
         left = counts.documents - (counts.removed.documents if counts.removed else 0)

@@ -69,6 +69,7 @@ def count_tokens(manifest: Manifest, most: int = MOST_TOKENS) -> list[TokenUse]:
         counts: Ints = np.zeros(manifest.tokenizer.vocab_size, np.int64)
         read = 0
         for shard in _spread(shards, tokens, most // len(manifest.sources)):
+            # The ids are an index below: those of a damaged shard could be any.
             compare_root(shard.bin_path, shard.root)
             dtype = np.dtype(manifest.tokenizer.dtype).newbyteorder("<")
             ids = map_tokens(shard.bin_path, dtype, shard.tokens)

@@ -170,6 +170,7 @@ def count_values(sql: Any, source: str, value: str) -> dict[str, Any] | None:
     """
     rows = f"SELECT ({value})::VARCHAR AS value, 1 AS documents, tokens FROM ledger WHERE source = ?"
     query = f"SELECT approx_count_distinct(value), count(value) FROM ({rows})"
+    # An estimate first: exact counts of a column of all different values may take more than memory.
     about, documents = sql.execute(query, [source]).fetchone()
     if about > MOST_VALUES:
         return None

@@ -130,9 +130,9 @@ def chart(
 def powers(counts: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
     """Return (lower edge, documents) of each power of two, from the first that has documents to the last."""
     used = np.flatnonzero(counts).tolist()
-    return (
-        [(f"{2**power // 2:,}", int(counts[power])) for power in range(used[0], used[-1] + 1)] if used else []
-    )
+    if not used:
+        return []
+    return [(f"{2**power // 2:,}", int(counts[power])) for power in range(used[0], used[-1] + 1)]
 
 
 def verified_at(manifest: Manifest, jobs: Sequence[LoggedJob]) -> float | None:

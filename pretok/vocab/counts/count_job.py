@@ -121,9 +121,9 @@ def run_count(
             tasks = _tasks(plan, config, recipe, folder / STATE, stamps)
             await_files([task.path for task in tasks])
             counted = list(map_reads(lambda task: load_counted(task.path), tasks))
-            parts[plan.name] = [_part(task.path, one) for task, one in zip(tasks, counted, strict=True)]
+            parts[plan.name] = [_part(task.path, part) for task, part in zip(tasks, counted, strict=True)]
             records[plan.name] = _without(plan.left_out)
-            pieces = (one.pieces for one in counted)
+            pieces = (part.pieces for part in counted)
             sealed = plan.sealed(dict(zip((task.partition.number for task in tasks), pieces, strict=True)))
             merge_rejects(folder / "rejects" / f"{plan.name}.jsonl", folder / STATE, sealed)
         return _enough(_merge(folder, config, parts, records, step), recipe)
@@ -179,11 +179,11 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
 def _parts_of(counts: list[CorpusCounts], name: str) -> list[AddedCounts]:
     """Return the counts of a source in all counts that have it."""
     found = []
-    for one in counts:
-        if name in one.sources:
-            group = [one.sources.index(name)]
-            words: list[Groups] = [(path, group) for path in one.buckets]
-            found.append(AddedCounts(one.records[name], words, (one.heldout_path, group)))
+    for corpus in counts:
+        if name in corpus.sources:
+            group = [corpus.sources.index(name)]
+            words: list[Groups] = [(path, group) for path in corpus.buckets]
+            found.append(AddedCounts(corpus.records[name], words, (corpus.heldout_path, group)))
     return found
 
 
@@ -225,16 +225,20 @@ def _repaired(state: Path, old: CountConfig, now: CountConfig) -> tuple[CountCon
         plan, files = read_plan(_plan_path(state, name)), now.inputs[name].files
         if plan is None:
             continue
-        if any((state / f"{one.name}{CHANGED}").exists() for one in plan.partitions):
+        if any((state / f"{partition.name}{CHANGED}").exists() for partition in plan.partitions):
             forget(plan.partitions, state)  # it was read in parts, of which some may be of its former text
             _plan_path(state, name).unlink()
             inputs[name] = replace(inputs[name], files=files)
             continue
-        done = {one.number for one in plan.partitions if (state / f"{one.name}.parquet").exists()}
+        done = {
+            partition.number
+            for partition in plan.partitions
+            if (state / f"{partition.name}.parquet").exists()
+        }
         new = plan.repaired(files, done)
         if new != plan:
             fixed = {row.partition for row in set(new.rows) - set(plan.rows)}
-            forget((one for one in plan.partitions if one.number in fixed), state)
+            forget((partition for partition in plan.partitions if partition.number in fixed), state)
             write_plan(_plan_path(state, name), new)
         inputs[name] = replace(inputs[name], files=tuple(new.inputs))
         left_out += new.left_out
@@ -301,8 +305,8 @@ def _tasks(
 def _count(every: list[CountTask], step: Step) -> Failures:
     """Run the count tasks that are not done. Returns the partitions that failed."""
     done, before, failures = [task for task in every if task.path.exists()], Counter[str](), Failures()
-    for one in map_reads(lambda task: load_counted(task.path), done):
-        before.update(one.record.counts())
+    for counted in map_reads(lambda task: load_counted(task.path), done):
+        before.update(counted.record.counts())
     left = [task for task in every if task not in done]
     for _ in run_partitions(count_partition, every, left, "to count", before, step, failures):
         pass

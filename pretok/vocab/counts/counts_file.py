@@ -141,7 +141,7 @@ class CorpusCounts:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """Damaged files of which nothing was counted."""
-        return tuple(one for record in self.records.values() for one in record.left_out)
+        return tuple(damaged for record in self.records.values() for damaged in record.left_out)
 
     @property
     def rejects_paths(self) -> dict[str, Path]:

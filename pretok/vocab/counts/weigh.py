@@ -74,6 +74,7 @@ def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str
     if empty := [name for name, weight in weights.items() if weight and not sizes[name]]:
         raise UsageError(f"weights: source {', '.join(empty)} has no text; give it the weight 0")
     exact = {name: weight / sizes[name] for name, weight in weights.items() if weight}
+    # Integers in these exact proportions: counts stay whole numbers, as merges compare them.
     common = lcm(*(share.denominator for share in exact.values()))
     whole = {name: int(share * common) for name, share in exact.items()}
     divisor = gcd(*whole.values())

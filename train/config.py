@@ -260,6 +260,9 @@ class TrainConfig:
                 raise UsageError(
                     f"{url}: a run stores its settings in files; pass credentials in environment variables"
                 )
+        for name, value in (("out", self.out), ("backup", self.backup), ("cache", self.cache)):
+            if value and "://" in value:
+                raise UsageError(f"{name} is {masked(value)}; it must be a folder, not a URL")
         if self.keep_best and self.val_every == 0:
             raise UsageError("keep_best ranks checkpoints by validation loss: val_every must not be 0")
         parse_save_every(self.save_every)

@@ -343,7 +343,8 @@ def _save(run: Run) -> None:
 
 def _goodput(run: Run) -> str:
     """Update RUN/goodput.jsonl and return the sum over all attempts as text; rank 0 only."""
-    return run.goodput.write(run.progress.step - run.first, run.feed.waited, run.monitor.energy)
+    steps = run.progress.step - run.first
+    return run.goodput.write(steps, run.feed.waited, run.monitor.energy, run.stop.margin)
 
 
 @contextmanager

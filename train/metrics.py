@@ -351,11 +351,13 @@ class Goodput:
         steps: int,
         waited: float,
         energy: Callable[[float], dict[str, float | None]] = lambda _seconds: {},
+        stop: float = 0.0,
     ) -> str:
         """Update the file: `steps` were done, and training waited `waited` seconds for data.
 
-        energy: seconds of this start -> the fields of its energy. Returns the sum over all attempts as text; '' on
-        other ranks.
+        energy: seconds of this start -> the fields of its energy. stop: seconds before the end of a job at which to
+        stop; the next chain asks Slurm for its signal by it (`pretok.cluster.chain`). Returns the sum over all attempts
+        as text; '' on other ranks.
         """
         if self._lines is None:
             return ""
@@ -366,6 +368,7 @@ class Goodput:
             "lost_steps": len(self._lost),
             "lost_seconds": round(sum(self._lost, 0.0), 3),
             "restart": self.restart,
+            "stop_seconds": round(stop, 3),
         }
         line |= energy(sum(self._seconds.values()) - self._seconds["restarting"])
         self._lines.add(line, for_now=True)

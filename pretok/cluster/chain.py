@@ -11,6 +11,7 @@ A stage waits for the success of the stage before it (afterok), a link of a stag
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -23,6 +24,7 @@ from typing import Literal
 
 from pretok.base.console import Table, table
 from pretok.base.errors import PretokError, UsageError
+from pretok.base.storage import read_lines
 from pretok.config import Recipe
 from pretok.config.settings import Slurm, SlurmStage
 
@@ -34,6 +36,8 @@ NONE = "none"
 """The value in a profile of what a site does not have; an empty value was not filled in."""
 RECORD = "chain.tsv"
 """File in the folder of a chain: a line per job with its id, stage and link."""
+SIGNAL = 180
+"""Seconds before its time limit at which a job script asks Slurm for a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,8 @@ def plan_chain(
             ]  # the last of a flag wins
         script = profile.folder / f"{stage}.sbatch"
         options = _options(recipe, profile, stage, folder)
+        if stage == "train":
+            options += _signal(run, options)
         words = shlex.join([*options, str(script), str(profile.path), *arguments])
         given = dict(word.removeprefix("--").partition("=")[::2] for word in options)
         before = [f"afterok:$JOB_{len(jobs) - 1}"] if jobs else []
@@ -210,6 +216,17 @@ def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -
     if stage == "train" and slurm.spare:
         given.append("--no-kill")  # else Slurm begins the whole job anew
     return (*given, *shlex.split(profile.get(f"{_kind(stage)}_OPTIONS")))
+
+
+def _signal(run: Path, options: Sequence[str]) -> tuple[str, ...]:
+    """Return the option for an earlier signal, if the newest attempt of `run` says that a stop takes longer.
+
+    The trainer stops in time by itself where it knows the end of its job; this is for jobs that do not.
+    """
+    given = [int(found[1]) for option in options if (found := re.fullmatch(r"--signal=.*@(\d+)", option))]
+    attempts = read_lines(run / "goodput.jsonl")
+    seconds = math.ceil(attempts[-1].get("stop_seconds", 0)) if attempts else 0
+    return (f"--signal=B:USR1@{seconds}",) if seconds > [SIGNAL, *given][-1] else ()
 
 
 def recipe_flags(recipe: Recipe) -> list[str]:

@@ -94,8 +94,8 @@ def status_of(target: Path) -> list[StepStatus]:
         *_shards(target / "shards", logs),
         *_mix(target / "mix.json", target / "shards", logs),
     ]
-    if (target / RUN / CONFIG).exists():
-        rows.append(_run(target / RUN))
+    if (logs.run / CONFIG).exists():
+        rows.append(_run(logs.run))
     rows += _whole_run(logs, rows)
     if all(row.state == FINISHED for row in rows):
         last = rows.pop() if rows else StepStatus(str(target), UNFINISHED, detail="no results yet")
@@ -130,6 +130,16 @@ class _Logs:
     def newest(self, *commands: str) -> LoggedJob | None:
         """The newest job of any of the commands."""
         return next((job for job in reversed(self.jobs) if job.command in commands), None)
+
+    @property
+    def run(self) -> Path:
+        """RUN: in WORK, or in `fast` of the recipe of the newest job that names one (`pretok submit`)."""
+        if (self.work / RUN / CONFIG).exists():
+            return self.work / RUN
+        for job in reversed(self.jobs):
+            if fast := job.settings.get("slurm", {}).get("fast"):
+                return Path(job.directory, fast, RUN)
+        return self.work / RUN
 
     def at_work(self, holder: Holder, *commands: str) -> str:
         """The holder of a folder, and the progress of its latest step."""
@@ -166,7 +176,7 @@ def _whole_run(logs: _Logs, rows: Sequence[StepStatus]) -> Iterator[StepStatus]:
 def _after(logs: _Logs) -> str:
     """The command to type when everything that exists is finished: the next step, with the same inputs."""
     shards, mix = logs.work / "shards", logs.work / "mix.json"
-    run = logs.work / RUN
+    run = logs.run
     if (run / CONFIG).exists():
         return ""
     if mix.exists():

@@ -157,6 +157,39 @@ def test_a_run_on_a_fast_partition_reads_and_writes_there(
     assert "stage needs fast" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("stops", "options", "signal"),
+    [
+        ([], "", ""),
+        ([None], "", ""),
+        ([62.5], "", ""),
+        ([900, 412.3], "", "B:USR1@413"),
+        ([412.3], "--signal=B:USR1@300", "B:USR1@413"),
+        ([412.3], "--signal=B:USR1@600", "B:USR1@600"),
+    ],
+)
+def test_the_signal_comes_as_early_as_the_run_so_far_needs_it(
+    slurm: Noted,
+    submit: Submit,
+    tmp_path: Path,
+    profile: Path,
+    stops: list[float | None],
+    options: str,
+    signal: str,
+) -> None:
+    """By the newest attempt, never later than the job script or the profile asks; old lines say nothing of it."""
+    assert "--signal=B:USR1@180" in (find_scripts() / "train.sbatch").read_text()
+    profile.write_text(FILLED.replace("SITE_GPU_OPTIONS=", f"SITE_GPU_OPTIONS={options}"))
+    run = tmp_path / "work" / "run"
+    run.mkdir(parents=True)
+    lines = [{} if stop is None else {"stop_seconds": stop} for stop in stops]
+    (run / "goodput.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert submit(TABLES) == 0
+    for job in slurm():
+        asked = [word[9:] for word in job if word.startswith("--signal=")]
+        assert asked[-1:] == ([signal] if signal and any("train.sbatch" in word for word in job) else [])
+
+
 MACHINES = "deucalion discoverer jupiter karolina leonardo lumi marenostrum5 meluxina vega"
 PROFILES = sorted(["generic", *MACHINES.split()])
 

@@ -241,3 +241,9 @@ def test_a_run_is_told_by_its_files(tmp_path: Path) -> None:
         work / "run"
     )  # where `pretok run` says to train: it stands among the results, and nothing is next
     assert [(row.what, row.state, row.next) for row in status_of(work)] == [("run run", FINISHED, "")]
+    fast = work.with_name(f"{work.name}-fast")
+    fast.mkdir()
+    (work / "run").rename(fast / "run")
+    assert [row.what for row in status_of(work)] != ["run run"]
+    write_log(work, "submit", {"event": "start", "settings": {"slurm": {"fast": str(fast)}}})
+    assert ("run run", FINISHED) in [(row.what, row.state) for row in status_of(work)]

@@ -255,6 +255,7 @@ def test_a_slow_disk_delays_no_step_but_a_checkpoint(trial: Trial) -> None:
     assert all(waits)
     [line] = read_lines(run / "goodput.jsonl")
     assert line["steps"] == 7
+    assert line["stop_seconds"] > loop.FIRST_MARGIN  # with the measured step and save
 
 
 def test_a_disk_that_fails_ends_the_run(trial: Trial) -> None:

@@ -85,6 +85,9 @@ IN_A_FILE = {
     "[[phases]]\nat = 5\nlr = -1": "lr is -1.0; it must be at least 0",
     "phases = 3": "phases is not a list of tables",
     "phases = '{'": "phases is not JSON",
+    "backup = 's3://id:key@bucket/run'": r"backup is s3://\*\*\*@bucket/run; it must be a folder, not a URL",
+    "out = 'gs://bucket/run'": "out is gs://bucket/run; it must be a folder",
+    "cache = 'https://host/cache'": "cache is https://host/cache; it must be a folder",
     "shards = 's3://id:key@bucket/shards'": "credentials in environment variables",
     "shards = 'https://host/shards?signature=key'": "credentials in environment variables",
 }

@@ -285,12 +285,16 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises IntegrityError that names the file if it cannot be read or is not JSON as we write it,
     without NaN, numbers of thousands of digits, endless nesting and lone surrogates."""
+    return _decoded(read_bytes(path), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file. Raises IntegrityError."""
     with reading(path):
         try:
-            data = path.read_bytes()
+            return path.read_bytes()
         except FileNotFoundError:
             raise IntegrityError(f"{path} does not exist") from None
-    return _decoded(data, str(path))
 
 
 def _decoded(data: bytes, where: str) -> Any:
@@ -298,7 +302,12 @@ def _decoded(data: bytes, where: str) -> Any:
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited") from None
+        raise not_json(where, error) from None
+
+
+def not_json(where: Path | str, error: Exception) -> IntegrityError:
+    """The error for a file that is not JSON as we write it."""
+    return IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited")
 
 
 def hash_file(path: Path, hasher: Any, block: int = 1 << 22) -> str:

@@ -40,6 +40,8 @@ TITLES = {
     "start": "What the hosts of a run do at its start, by the number of ranks",
 }
 """The sections in the order of results.md; each is `measure` of the module of that name."""
+CHANGES = {"changes": "Before and after a change, in turns"}
+"""A section that no module measures: each row is from the commit that made the change."""
 QUOTED = ("peers", "end_to_end", "parts", "startup", "files", "remote", "loader")
 
 
@@ -47,7 +49,7 @@ def report(results: dict[str, Any]) -> str:
     """The page of all that has been measured."""
     pages = [
         f"## {title}\n\n{markdown(results[name]['rows'])}\n{results[name]['machine']}\n"
-        for name, title in TITLES.items()
+        for name, title in (TITLES | CHANGES).items()
         if name in results
     ]
     head = (

@@ -10,12 +10,15 @@ An optional field has the default None, in a class with `omit_defaults`; such a 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.storage import not_json
 
 T = TypeVar("T")
 
@@ -56,9 +59,25 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_record(kind: type[T], value: Any, where: Path | str) -> T:
     """Return `value` as a `kind`. Raises IntegrityError with the file `where` and what is wrong."""
-    try:
+    with _refused(where):
         record: T = msgspec.convert(value, kind)
         return record
+
+
+def decode_record(kind: type[T], data: bytes, where: Path | str) -> T:
+    """Return the JSON `data` as a `kind`, as `read_record` of its value, but without making that."""
+    try:
+        with _refused(where):
+            record: T = msgspec.json.decode(data, type=kind)
+            return record
+    except (ValueError, RecursionError) as error:
+        raise not_json(where, error) from None
+
+
+@contextmanager
+def _refused(where: Path | str) -> Iterator[None]:
+    try:
+        yield
     except msgspec.ValidationError as error:
         raise IntegrityError(
             f"{where}: {_describe(error)}; the file was damaged, edited or made by another version"

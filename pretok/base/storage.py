@@ -312,12 +312,16 @@ def read_json(path: Path) -> Any:
     Raises IntegrityError that names the file if it cannot be read or is not JSON as we write it, without NaN, numbers
     of thousands of digits, endless nesting and lone surrogates.
     """
+    return _decoded(read_bytes(path), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file. Raises IntegrityError."""
     with reading(path):
         try:
-            data = path.read_bytes()
+            return path.read_bytes()
         except FileNotFoundError:
             raise IntegrityError(f"{path} does not exist") from None
-    return _decoded(data, str(path))
 
 
 def _decoded(data: bytes, where: str) -> Any:
@@ -325,7 +329,12 @@ def _decoded(data: bytes, where: str) -> Any:
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited") from None
+        raise not_json(where, error) from None
+
+
+def not_json(where: Path | str, error: Exception) -> IntegrityError:
+    """Return the error for a file that is not JSON as we write it."""
+    return IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited")
 
 
 def hash_file(path: Path, hasher: Any, block: int = 1 << 22) -> str:

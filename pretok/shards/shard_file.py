@@ -44,7 +44,7 @@ class RemovedCounts(Record, frozen=True):
     bytes: Count
 
 
-class Shard(Record, frozen=True, omit_defaults=True):
+class Shard(Record, frozen=True, omit_defaults=True, gc=False):
     """A shard. path: the `.bin`, relative to the folder; file_bytes: its size; root, index_root: hash tree roots of the
     `.bin` and the `.idx`; kinds: for conversations, the number of tokens of each kind; removed: what was removed from
     it; folder: where the shards are, which is not written to the manifest."""

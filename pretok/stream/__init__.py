@@ -198,7 +198,7 @@ class View:
         shards = list(manifest.shards if materialized else chain(*by_source.values()))
         # The roots of today: the mix may be older than a removal, which changed shards.
         roots = {shard.path: shard.root for shard in manifest.shards}
-        self._roots = [roots[shard.path] for shard in shards]
+        self._roots = b"".join(bytes.fromhex(roots[shard.path]) for shard in shards)
         asked = len(self) * (self.seq_len + 1) * self.dtype.itemsize
         files = None if store is None else store.files(shards, self.dtype.itemsize, asked)
         self.tokens = FlatTokens(shards, self.dtype.itemsize, materialized, files)
@@ -335,8 +335,8 @@ class View:
         for number in drawn:
             files.get(number)
         for number in islice(cycle(drawn), PLACES):
-            path, size = files.paths[number], files.sizes[number]
-            nodes = prove_nodes(path, size, self._roots[number])
+            path, size = files.paths[number], int(files.sizes[number])
+            nodes = prove_nodes(path, size, self._roots[32 * number : 32 * (number + 1)].hex())
             prove_file(path, nodes, size, [chance.randrange(-(-size // LEAF))])
 
     def expect(self, batches: Iterable[Sequence[int] | Ints], share: float = 1.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import re
 import shutil
@@ -18,6 +19,7 @@ import pretok.stream
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.storage import canonical_json, fingerprint, write_json
 from pretok.base.tree import root_of
@@ -25,6 +27,8 @@ from pretok.cli import run_command
 from pretok.documents.audit.verify_job import notes, run_verify
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import FILE_NAME, VERSION, inputs_name, load_manifest, write_manifest
+from pretok.shards.shard_file import NOWHERE
+from pretok.stream.mix_file import natural_mix
 
 FLIPS = 60
 
@@ -58,6 +62,38 @@ def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
     for entry in manifest.entries:  # what the root over everything is of
         assert entry == canonical_json(json.loads(entry))
     assert verify(sealed, here, None) == []
+
+
+def test_seal_and_fingerprint_are_those_of_the_canonical_json(sealed: Path, tmp_path: Path) -> None:
+    """The file is read, and both are computed, without the JSON values that this makes."""
+    odd = '\x00\x1f"\\/\x7f\u2028é𝄞'
+    free = {"config": {odd: [1e16, 0.1, None, {"b": 1, "a": odd}]}, "materialized": {}}
+    write_manifest(tmp_path, replace(load_manifest(sealed), **free))
+    data = json.loads((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    read = load_manifest(tmp_path)
+    assert (read.config, read.materialized) == (free["config"], {})
+    assert {shard.folder for shard in read.shards} == {tmp_path}
+    head = {key: data.pop(key) for key in ("format", "version", "fingerprint", "seal")}
+    assert head["seal"] == read.at(NOWHERE).seal == fingerprint(data)
+    parts = {"tokenizer": data["tokenizer"], "shards": data["shards"]}
+    assert head["fingerprint"] == fingerprint({"format": "pretok-shards", "version": 2, **parts})
+
+
+def test_a_view_of_many_shards_is_small(sealed: Path) -> None:
+    """It is what another process gets, which needs 48 bytes and a path a shard for its path, size and root."""
+    known = load_manifest(sealed)
+    (first, *_) = known.of("docs")
+    many = tuple(
+        replace(first, path=f"docs/docs-{number:05}.bin", root=f"{number:064x}") for number in range(1000)
+    )
+    views = []
+    for shards in (many[:1], many):
+        grown = replace(known, shards=shards).counted()
+        views.append(pretok.stream.View(grown, natural_mix(grown, "train", 8, ["docs"], 0, None)))
+    one, thousand = (len(pickle.dumps(view)) for view in views)
+    assert thousand - one < 80 * 999
+    files = pickle.loads(pickle.dumps(views[1])).tokens.files
+    assert (files.paths[999], files.sizes[999]) == (sealed / "docs/docs-00999.bin", first.file_bytes)
 
 
 @pytest.mark.parametrize(

@@ -23,24 +23,32 @@ from pretok.base.visible import masked
 from train.model.sizes import model_config
 
 
-def _option(
-    default: Any,
-    help: str,
-    *,
-    least: int | None = None,
-    most: float = math.inf,
-    choices: tuple[str, ...] = (),
-    example: str = "",
-    rare: bool = False,
-    group: str = "",
-) -> Any:
-    """Declare a setting.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is said of a setting beside its type and default."""
 
-    least, most: smallest and largest valid value. example: example value in TOML for docs/recipe.md, if the default is
-    None. rare: hide the flag from `--help` (key and flag work all the same). group: title of the `--help` group that
-    starts with this setting.
-    """
-    return field(default=default, metadata=locals())
+    help: str
+    least: int | None = None
+    """Smallest valid value."""
+    most: float = math.inf
+    """Largest valid value."""
+    choices: tuple[str, ...] = ()
+    example: str = ""
+    """Value in TOML for docs/recipe.md, if the default is None."""
+    rare: bool = False
+    """Hide the flag from `--help`; key and flag work all the same."""
+    group: str = ""
+    """Title of the `--help` group that starts with this setting."""
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    """Declare a setting; `more`: other fields of Option."""
+    return field(default=default, metadata={"option": Option(help, **more)})
+
+
+def options() -> dict[str, tuple[Any, Option]]:
+    """Return the default of each setting and its Option, by name, in their order."""
+    return {item.name: (item.default, item.metadata["option"]) for item in fields(TrainConfig)}
 
 
 SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_shape")
@@ -244,17 +252,15 @@ class TrainConfig:
     """Tables of names in IN_PHASES and `at`: the phase begins after that many tokens, rounded up to a whole step."""
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value, choices = getattr(self, item.name), item.metadata["choices"]
-            least, most = item.metadata["least"], item.metadata["most"]
-            if choices and value not in choices:
-                raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
-            bounded = least is not None and value is not None
-            if bounded and not (
-                least <= value <= most and value < math.inf
-            ):  # a NaN fails the comparison too
+        for name, (_, option) in options().items():
+            value, least, most = getattr(self, name), option.least, option.most
+            if option.choices and value not in option.choices:
+                raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(option.choices)}")
+            if least is None or value is None:
+                continue
+            if not (least <= value <= most and value < math.inf):  # a NaN fails the comparison too
                 upper = "" if most == math.inf else f" and at most {most}"
-                raise UsageError(f"{item.name} is {value}; it must be at least {least}{upper}")
+                raise UsageError(f"{name} is {value}; it must be at least {least}{upper}")
         for url in (self.shards, self.mix):
             if url and masked(url) != url:
                 raise UsageError(
@@ -389,28 +395,28 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     hints = get_type_hints(TrainConfig)
     group: Any = parser
-    for item in fields(TrainConfig):
-        if item.metadata["group"]:
-            group = parser.add_argument_group(item.metadata["group"])
-        flag = "--" + item.name.replace("_", "-")
-        text = item.metadata["help"].replace("%", "%%")
-        if item.metadata["rare"]:
+    for name, (default, option) in options().items():
+        if option.group:
+            group = parser.add_argument_group(option.group)
+        flag = "--" + name.replace("_", "-")
+        text = option.help.replace("%", "%%")
+        if option.rare:
             text = argparse.SUPPRESS
-        elif item.default not in (None, ""):
-            text += f" (default: {item.default})"
-        if bool in getattr(hints[item.name], "__args__", (hints[item.name],)):
+        elif default not in (None, ""):
+            text += f" (default: {default})"
+        if bool in getattr(hints[name], "__args__", (hints[name],)):
             group.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )
         else:
-            metavar = "|".join(item.metadata["choices"]) or None
+            metavar = "|".join(option.choices) or None
             group.add_argument(flag, default=argparse.SUPPRESS, help=text, metavar=metavar)
 
 
 def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
     """Build a TrainConfig from TOML values or flag texts. UsageError names an unknown key and the nearest known one."""
     rest = {name: value for name, value in values.items() if name != "phases"}
-    known = [item.name for item in fields(TrainConfig)]
+    known = [*options()]
     return TrainConfig(**_settings(rest, known, where), phases=_phases(values.get("phases", []), where))
 
 
@@ -453,7 +459,7 @@ def refuse_unread(config: TrainConfig) -> None:
         "decay_shape": ('schedule = "wsd"', wsd),
         "min_lr": ("a schedule that decays", any(settings.schedule != "constant" for settings in tables)),
     }
-    defaults = {item.name: item.default for item in fields(TrainConfig)}
+    defaults = {name: default for name, (default, _) in options().items()}
     for name, (need, there) in needs.items():
         if not there and getattr(config, name) != defaults[name]:
             raise UsageError(f"{name}: nothing reads it without {need}; leave it out")
@@ -476,7 +482,7 @@ def parse(
 ) -> tuple[TrainConfig, argparse.Namespace]:
     """Parse with a parser that `add_flags` extended; return the settings and the namespace of all other arguments."""
     space, unknown = parser.parse_known_args(list(arguments))
-    names = [item.name for item in fields(TrainConfig)]
+    names = [*options()]
     if unknown:
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from train.config import TrainConfig
-from train.parallel.mesh import local, own_part
+from train.parallel.mesh import REPLICATE, TENSOR, local, own_part
 
 WINDOW = 128
 """Steps whose gradient norms and losses are remembered; no step is judged before there are this many."""
@@ -196,15 +196,15 @@ def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
     ranks gives the same bits on each of them, so all decide alike: if one rank skipped a step and another did not,
     their models would differ from then on.
     """
-    whole = mesh.get_local_rank("tensor") == 0
+    whole = mesh.get_local_rank(TENSOR) == 0
     counted = [
-        tensor for tensor in tensors if whole or (isinstance(tensor, DTensor) and _is_split(tensor, "tensor"))
+        tensor for tensor in tensors if whole or (isinstance(tensor, DTensor) and _is_split(tensor, TENSOR))
     ]
     norms = torch._foreach_norm(list(map(local, counted)))
     total = torch.stack([norm.float().square() for norm in norms]).sum()
     dist.all_reduce(total)
     # Each replica holds all pieces, so every square was added once per replica.
-    return (total / mesh.get_group("replicate").size()).sqrt()
+    return (total / mesh.get_group(REPLICATE).size()).sqrt()
 
 
 class Guard:

@@ -38,7 +38,7 @@ from train.parallel.layout import (
     split_layers,
     stages_of,
 )
-from train.parallel.mesh import build_mesh, materialize
+from train.parallel.mesh import PIPELINE, build_mesh, materialize
 from train.parallel.parallelize import parallelize, pass_dtype
 from train.parallel.pipeline import Pipeline, take_part
 from train.phases import Phase, Segment, open_phases
@@ -90,7 +90,7 @@ def build_trainee(
     mesh = build_mesh(device, layout, offload=config.offload)
     context = Context.of(mesh, config.context)
     connect(device, config.timeout, report)
-    stages, parts = stages_of(config, mesh["pipeline"].get_local_rank()), []
+    stages, parts = stages_of(config, mesh[PIPELINE].get_local_rank()), []
     for stage in stages:
         with torch.device("meta"):
             parts.append(part := Decoder(sizes, z_loss=config.z_loss))
@@ -98,7 +98,7 @@ def build_trainee(
         parallelize(part, mesh, context, config, device)
     model: Decoder | Pipeline = parts[0]
     if config.pipeline > 1:
-        model = Pipeline(parts, mesh["pipeline"], pass_dtype(config, device), config)
+        model = Pipeline(parts, mesh[PIPELINE], pass_dtype(config, device), config)
     # A resumed run loads the weights of its checkpoint; the --init-from folder may be gone by now. Rank 0 decides:
     # another node may still see an older state of the shared folders, and would wait in other collectives.
     sources = [None if complete_checkpoints(Path(config.out) / "checkpoints") else config.start]

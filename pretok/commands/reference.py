@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 from pretok.cluster.chain import STAGES
 from pretok.config import keys, settings
 from pretok.config.keys import Key, toml
-from train.config import IN_PHASES, TrainConfig
+from train.config import IN_PHASES, TrainConfig, options
 
 TABLES: dict[str, Any] = {
     "": settings.Recipe,
@@ -72,16 +71,16 @@ def keys_of(table: Any) -> Iterator[Key]:
 def _flags() -> Iterator[Key]:
     """Yield the keys of [train] except its phases."""
     hints = get_type_hints(TrainConfig)
-    for item in fields(TrainConfig):
-        if item.name == "phases":
+    for name, (default, option) in options().items():
+        if name == "phases":
             continue
-        kinds = get_args(hints[item.name]) or (hints[item.name],)
+        kinds = get_args(hints[name]) or (hints[name],)
         kind = {int: "count", float: "number", bool: "true or false"}.get(kinds[0], "text")
-        if choices := item.metadata["choices"]:
-            kind = " or ".join(f'"{choice}"' for choice in choices)
-        example = item.metadata["example"]
-        value = tomllib.loads(f"value = {example}")["value"] if example else item.default
-        yield Key(item.name, kind, value, bool(example), item.metadata["help"])
+        if option.choices:
+            kind = " or ".join(f'"{choice}"' for choice in option.choices)
+        example = option.example
+        value = tomllib.loads(f"value = {example}")["value"] if example else default
+        yield Key(name, kind, value, bool(example), option.help)
 
 
 def page() -> str:

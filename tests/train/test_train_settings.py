@@ -13,7 +13,6 @@ import sys
 import tomllib
 import types
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from pretok.base.storage import read_lines
 from tests.train_support import Trial, column, model_file, parsed, run_jobs, tiny_flags
 from train import launch, loop, tune
 from train.__main__ import main
-from train.config import TrainConfig, add_flags, check_table, refuse_unread, whole_number
+from train.config import TrainConfig, add_flags, check_table, options, refuse_unread, whole_number
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel.layout import (
@@ -174,7 +173,7 @@ def test_the_help_shows_what_a_person_sets() -> None:
     add_flags(parser)
     shown = set(re.findall(r"^  --([a-z0-9-]+)", parser.format_help(), re.M))
     assert len(shown) < 45
-    often = {item.name.replace("_", "-") for item in fields(TrainConfig) if not item.metadata["rare"]}
+    often = {name.replace("_", "-") for name, (_, option) in options().items() if not option.rare}
     assert shown == {"config", *often}
 
 

@@ -32,6 +32,7 @@ from train.checkpoint import HungSave
 from train.checkpoint.meta import FileRecord, Meta, check_files, complete_checkpoints, read_meta, write_meta
 from train.checkpoint.tensors import Index, in_a_line, load, make_index, own_pieces, write_pieces
 from train.config import TrainConfig, parse_save_every
+from train.parallel.mesh import REPLICATE, SHARD, TENSOR
 
 SETTLE_SECONDS = 300.0
 """How long a run that ends with an error waits for the save in progress."""
@@ -166,7 +167,7 @@ class Checkpoints:
             torch.cuda.synchronize()
         self._cost = max(self._cost, time.monotonic() - started)
         # The first rank of each pipeline stage writes the index of its stage.
-        leads = not any(mesh.get_local_rank(name) for name in ("replicate", "shard", "tensor"))
+        leads = not any(mesh.get_local_rank(name) for name in (REPLICATE, SHARD, TENSOR))
         future = self._writes.submit(self._write, self._temporary(meta.step), self._index, leads, first)
         self._pending = _Pending(future, meta, started)
 

@@ -37,7 +37,7 @@ from pretok.base.storage import PASSING, NewFile, read_json, tried, write_bytes
 from train.checkpoint.meta import FileRecord, Meta, TokenizerOrigin, check_files, read_meta
 from train.model.sizes import ModelConfig
 from train.parallel.group import all_or_raise
-from train.parallel.mesh import clean_name, local
+from train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR, clean_name, local
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """torch's types of states and exported models -> their names in safetensors."""
@@ -90,7 +90,7 @@ def make_index(state: dict[str, Tensor], mesh: DeviceMesh) -> Index:
     for name, value in state.items():
         split = (value.device_mesh, value.placements) if isinstance(value, DTensor) else None
         alike.setdefault((value.shape, split), []).append(name)
-    ranks = mesh.mesh[mesh.get_local_rank("pipeline")]
+    ranks = mesh.mesh[mesh.get_local_rank(PIPELINE)]
     return Index(
         tuple(
             TensorKind(tuple(shape), boxes_of(state[names[0]], ranks), tuple(names))
@@ -120,7 +120,7 @@ def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
             value.shape, mesh.shape, list(place), value.placements
         )
         at = dict(zip(mesh.mesh_dim_names or (), place, strict=True))
-        for number, replica in enumerate(ranks[:, at.get("shard", 0), at.get("tensor", 0)].tolist()):
+        for number, replica in enumerate(ranks[:, at.get(SHARD, 0), at.get(TENSOR, 0)].tolist()):
             rows = share(size[0], number, len(ranks))
             if (count := rows.stop - rows.start) and math.prod(size):
                 boxes.append(Box(replica, (offset[0] + rows.start, *offset[1:]), (count, *size[1:])))
@@ -324,7 +324,7 @@ def load(
     # Each `all_or_raise` is a collective: no rank starts to fill its tensors before all files are known to be good.
     meta, reader = all_or_raise(lambda: readable(checkpoint, read))
     check(meta)
-    replicas = mesh["replicate"]
+    replicas = mesh[REPLICATE]
     all_or_raise(lambda: restore(state, reader, replicas.get_local_rank(), replicas.size()))
     if replicas.size() > 1:
         for piece in map(local, state.values()):

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from train.model.attention import attend
 from train.model.transformer import Attention, Block, Decoder
+from train.parallel.mesh import SHARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Context:
         """Group neighbours in the mesh dimension `shard`."""
         if ranks == 1:
             return cls()
-        shard = mesh["shard"]
+        shard = mesh[SHARD]
         number, rank = divmod(shard.get_local_rank(), ranks)
         members = shard.mesh.tolist()[number * ranks : (number + 1) * ranks]
         # use_local_synchronization: only the members create a group. Otherwise all ranks must create all groups.

@@ -22,6 +22,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from train.parallel.devices import Device
 from train.parallel.layout import Layout
 
+AXES = PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "replicate", "shard", "tensor"
+"""Dimensions of the mesh, the outermost first."""
+
 
 def build_mesh(device: Device, layout: Layout, *, offload: bool = False) -> DeviceMesh:
     """Build the mesh, with tensor ranks innermost and shard ranks next, so that both stay inside a node.
@@ -29,7 +32,6 @@ def build_mesh(device: Device, layout: Layout, *, offload: bool = False) -> Devi
     Stages of a pipeline are farthest apart, as they send least. `train.parallel.group.connect` limits its collectives.
     Its groups send what is on the device, and with `offload` also what is on the host, for which each connects by gloo.
     """
-    names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
     backend = device.backend
     if not offload:
@@ -37,9 +39,9 @@ def build_mesh(device: Device, layout: Layout, *, offload: bool = False) -> Devi
     # A dimension of all ranks is the group that they have already, as long as nothing is said about it.
     world = dist.get_world_size()
     others: dict[int | str, Any] = {
-        name: backend for name, size in zip(names, sizes, strict=True) if size != world
+        name: backend for name, size in zip(AXES, sizes, strict=True) if size != world
     }
-    return init_device_mesh(device.device.type, sizes, mesh_dim_names=names, backend_override=others)
+    return init_device_mesh(device.device.type, sizes, mesh_dim_names=AXES, backend_override=others)
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:
@@ -47,8 +49,8 @@ def data_rank(mesh: DeviceMesh, context: int) -> int:
 
     Ranks that share matrix products, a pipeline or sequences (`context` of them) read the same part.
     """
-    shard = mesh["shard"]
-    return (mesh["replicate"].get_local_rank() * shard.size() + shard.get_local_rank()) // context
+    shard = mesh[SHARD]
+    return (mesh[REPLICATE].get_local_rank() * shard.size() + shard.get_local_rank()) // context
 
 
 def materialize(

@@ -43,6 +43,7 @@ from train.model.transformer import Decoder, Head
 from train.parallel.context import Context, split_sequences
 from train.parallel.devices import HOPPER, Device
 from train.parallel.layout import compiles
+from train.parallel.mesh import REPLICATE, SHARD, TENSOR
 
 RECOMPILE_LIMIT = 64
 """How often torch may compile a piece of code: once per phase, with gradients and without."""
@@ -62,8 +63,8 @@ def parallelize(
     # that tensor parallelism leaves to a rank, and gathers whole blocks, whether compiled, recomputed or neither.
     if config.precision == "float8":
         float8_products(model, device)
-    if mesh["tensor"].size() > 1:
-        split_matrices(model, mesh["tensor"])
+    if mesh[TENSOR].size() > 1:
+        split_matrices(model, mesh[TENSOR])
     split_sequences(model, context)
     checkpoint_activations(model, config.checkpointing)
     if compiles(config, able=device.can_compile):
@@ -74,12 +75,12 @@ def parallelize(
             whole = config.attention == "causal" and not model.config.window
             # torch 2.13 cannot save the mesh of a tensor parallel block that it compiles with its recomputation: "full"
             # then recomputes a compiled block.
-            if mesh["tensor"].size() > 1 and recomputed(config.checkpointing, int(name)) == "full":
+            if mesh[TENSOR].size() > 1 and recomputed(config.checkpointing, int(name)) == "full":
                 block = cast(Any, block)._checkpoint_wrapped_module
             block.compile(fullgraph=whole, dynamic=False)
         model.fuse_loss = True
     options: dict[str, Any] = {
-        "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
+        "mesh": mesh[REPLICATE, SHARD] if mesh[REPLICATE].size() > 1 else mesh[SHARD],
         # Inputs are not cast: the embedding already returns the right dtype, and rotary tables must stay float32.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if pass_dtype(config, device) == torch.bfloat16 else None,

@@ -194,13 +194,14 @@ def test_the_preflight_sums_in_two_groups(
     [
         (Layout(2, 2, 1), ["pipeline", "replicate", "shard", "tensor"]),
         (Layout(1, 4, 1), ["pipeline", "replicate", "tensor"]),
+        (Layout(1, 1, 1, pipeline=4), ["pipeline", "replicate", "shard", "tensor"]),
     ],
 )
 def test_groups_of_a_mesh_connect_no_hosts(
     monkeypatch: pytest.MonkeyPatch, layout: Layout, made: list[str], offload: bool, backend: str
 ) -> None:
     """Hosts talk in the group of all ranks, which also serves as a dimension of all ranks: torch takes it for one about
-    which nothing is said. With --offload gradients are on the host."""
+    which nothing is said; but not as a pipeline. With --offload gradients are on the host."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(mesh, "init_device_mesh", lambda *_, **named: given.update(named))
     monkeypatch.setattr(mesh.dist, "get_world_size", lambda: 4)

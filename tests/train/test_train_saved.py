@@ -18,7 +18,17 @@ torch = needs("torch")
 
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import NewFile, checksum, read_json, write_json
-from tests.train_support import TWO_RANKS, Trial, around, column, flags, read_tensors, reseal, run_jobs
+from tests.train_support import (
+    TWO_RANKS,
+    Trial,
+    around,
+    column,
+    flags,
+    model_file,
+    read_tensors,
+    reseal,
+    run_jobs,
+)
 from train import loop
 from train.__main__ import main
 from train.checkpoint import meta, save, tensors
@@ -95,6 +105,15 @@ def test_replicas_divide_what_they_save_and_read(trial: Trial) -> None:
     assert one <= max(found) < 1.01 * one  # one process
     for ranks in (4, 3):
         assert sum(number < 1.3 * one / ranks for number in found) >= ranks
+
+
+def test_a_save_does_not_meet_what_the_stages_of_a_pipeline_send(trial: Trial) -> None:
+    """Both go from rank to rank, at the same time, where the pipeline has all ranks."""
+    more = {"steps": 30, "global_batch": 8, "micro_batch": 1, "model": model_file(trial.folder, tied=False)}
+    whole = trial.config("whole", **more, save_every="never", shard=1)
+    parts = trial.config(**more, save_every="1", pipeline=2, shard=1)
+    run_jobs([(1, flags(whole)), (2, flags(parts))], trial.folder)
+    assert column(trial.run, "loss") == pytest.approx(column(trial.folder / "whole", "loss"), rel=1e-5)
 
 
 def test_copies_on_the_host_take_no_more_than_what_is_copied() -> None:

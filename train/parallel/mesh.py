@@ -36,10 +36,11 @@ def build_mesh(device: Device, layout: Layout, *, offload: bool = False) -> Devi
     backend = device.backend
     if not offload:
         backend = backend.rpartition(":")[2]  # "cpu:gloo,cuda:nccl" -> "nccl"
-    # A dimension of all ranks is the group that they have already, as long as nothing is said about it.
+    # A dimension of all ranks is the group that they have already, as long as nothing is said about it. A pipeline has
+    # its own: on a host, gloo could not tell what its stages send from what ranks send to rank 0 after a save.
     world = dist.get_world_size()
     others: dict[int | str, Any] = {
-        name: backend for name, size in zip(AXES, sizes, strict=True) if size != world
+        name: backend for name, size in zip(AXES, sizes, strict=True) if size != world or name == PIPELINE
     }
     return init_device_mesh(device.device.type, sizes, mesh_dim_names=AXES, backend_override=others)
 

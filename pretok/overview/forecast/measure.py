@@ -58,7 +58,7 @@ class Measured:
     @property
     def lost(self) -> int:
         """Records that give no document though no setting asked for it."""
-        return self.records - self.documents - sum(self.rejected[reason] for reason in NOT_LOST)
+        return self.rejected.total() - sum(self.rejected[reason] for reason in NOT_LOST)
 
 
 @dataclass(slots=True)

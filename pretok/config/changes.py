@@ -19,7 +19,7 @@ from pretok.base.records import read_record
 from pretok.base.units import listed
 from pretok.config.recipes import located
 from pretok.config.settings import Recipe
-from pretok.read.files import InputFile
+from pretok.read.files import REFUSED, UNREADABLE, InputFile
 from pretok.read.paths import TWO_URLS, FileKey, is_remote
 from pretok.read.recognise import Listing, SourceInputs, list_inputs
 from pretok.read.record_format import RecordFormat
@@ -121,7 +121,7 @@ def list_sources(recipe: Recipe, console: Console, *, appended: bool = True) -> 
         every = source.inputs_by_append if appended or source.skip_damaged else (source.inputs,)
         with located(recipe, "sources", name, "inputs"):
             first, *appends = (
-                list_inputs(patterns, source.declared_format, source.exclude, recipe.out)
+                list_inputs(patterns, source.declared_format, source.exclude, recipe.out, source.most_damaged)
                 for patterns in every
             )
         if source.skip_damaged:
@@ -154,7 +154,7 @@ def shared_inputs(sources: Mapping[str, Sequence[Listing]]) -> list[str]:
             for file in listing.files:
                 if named.setdefault(file.path, file) != file and is_remote(file.path):
                     raise UsageError(f"{file.path} {TWO_URLS}")
-                if file.size and file.format != "unreadable":
+                if file.size and file.format not in (UNREADABLE, REFUSED):
                     other, path = seen.setdefault((file.size, file.identity), (name, file.path))
                     if (other, path) != (name, file.path):
                         shared.setdefault((other, name), []).append(_pair(path, file.path))

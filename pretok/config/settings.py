@@ -271,6 +271,12 @@ class Source(SettingsTable):
     )
     append: tuple[Append, ...] = ()
 
+    def most_damaged(self, files: int) -> int:
+        """Return how many of some files may be left out as damaged: never all."""
+        if not self.skip_damaged:
+            return 0
+        return min(files - 1, max(1, files // 100) if self.max_damaged is None else self.max_damaged)
+
     @property
     def inputs_by_append(self) -> tuple[tuple[str, ...], ...]:
         """The inputs of the source, then those of each append."""

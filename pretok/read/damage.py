@@ -19,6 +19,7 @@ from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import read_json, write_bytes, write_json
 from pretok.base.units import human_bytes, listed, plural, unit_words
 from pretok.read.batches import TextBatch
+from pretok.read.files import UNREADABLE
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage
 from pretok.read.rejects import DAMAGED
@@ -56,7 +57,7 @@ def read_whole(
                 write_bytes(state / f"{partition.name}{CHANGED}", b"")
                 advice[f"all of {unit_words(unit)} starts again, as the file was read in parts"] = None
             else:
-                remedy = OPEN if piece.file.format == "unreadable" else REPAIR
+                remedy = OPEN if piece.file.format == UNREADABLE else REPAIR
                 advice["it is read again as it is then" if batch.changed else remedy] = None
         else:
             yield batch
@@ -101,11 +102,16 @@ def until_whole(
         plans = now
 
 
+def too_many(damaged: int, files: int, most: int) -> str:
+    """Say that of so many files more are damaged than may be left out."""
+    return f"{plural(damaged, 'damaged file')} of {files:,}, and max_damaged allows {most:,} to be left out"
+
+
 def without_damaged(
-    plan: SourcePlan, state: Path, most: int | None, console: Console, final: Sequence[str] = ()
+    plan: SourcePlan, state: Path, most: Callable[[int], int], console: Console, final: Sequence[str] = ()
 ) -> SourcePlan:
     """The plan without the files that its partitions found damaged, whose partitions are then to do again; or as it is,
-    if these would be more than `most` files (None: 1 % of them, at least 1), or all.
+    if these would be more than `most` says of the number of files.
 
     final: endings of files of a partition that must stay once they exist. Other files than those of the plan's own
     partitions are left alone; the caller stores the plan.
@@ -115,11 +121,8 @@ def without_damaged(
     if not damaged or any((state / f"{p.name}{suffix}").exists() for p in readers for suffix in final):
         return plan
     files, unit = len(plan.inputs), unit_words(plan.unit)
-    allowed = min(files - 1, max(1, files // 100) if most is None else most)
-    if (number := len(damaged) + len(plan.left_out)) > allowed:
-        console.notice(
-            f"{unit}: {plural(number, 'damaged file')} of {files:,}, and max_damaged allows {allowed:,} to be left out"
-        )
+    if (number := len(damaged) + len(plan.left_out)) > most(files):
+        console.notice(f"{unit}: {too_many(number, files, most(files))}")
         return plan
     if not (left := plan.without(damaged)).partitions:
         return plan

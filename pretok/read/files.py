@@ -45,12 +45,17 @@ class CorruptInputError(Exception):
         super().__init__(masked(message))
 
 
+UNREADABLE, REFUSED = "unreadable", "refused"
+"""In the place of a format: of a file that cannot be opened, and of one that holds no documents as it is."""
+
+
 class InputFile(Record, frozen=True):
     """One input as the plan records it.
 
     path: of a URL with secrets, its name without them (`paths.name_url`), so that no file stores them; they are passed
-    on when it is sent to another process; format: a name of FORMATS, or unreadable; compression: "", zstd,
-    gzip; size: bytes; identity: hash of the first and last 64 KiB, by which a changed file is noticed.
+    on when it is sent to another process; format: a name of FORMATS, UNREADABLE or REFUSED; compression: "", zstd,
+    gzip; size: bytes; identity: hash of the first and last 64 KiB, by which a changed file is noticed; why a file is
+    UNREADABLE or REFUSED.
     """
 
     path: str
@@ -149,7 +154,7 @@ def what_changed(file: InputFile, before: Stamp) -> str:
 
     A change of equal size in the middle of a file, before `before`, is not noticed.
     """
-    if file.format == "unreadable":
+    if file.format in (UNREADABLE, REFUSED):
         return ""
     try:
         if is_remote(file.path):  # fsspec may have cached a listing

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.read.batches import REJECTS, TextBatch
-from pretok.read.files import CorruptInputError, read_small, stamp, what_changed
+from pretok.read.files import REFUSED, UNREADABLE, CorruptInputError, read_small, stamp, what_changed
 from pretok.read.format import Keep, Piece, Records
 from pretok.read.formats import FORMATS
 from pretok.read.partition import Partition
@@ -65,7 +65,7 @@ def read_partition(
                 yield from read_piece(piece, index, record, keep, small)
             except CorruptInputError as damage:
                 error = str(damage)
-                lasting = piece.file.format != "unreadable" and not isinstance(damage.__cause__, OSError)
+                lasting = piece.file.format != UNREADABLE and not isinstance(damage.__cause__, OSError)
             changed = "" if small is not None else what_changed(piece.file, before)
             yield Damage(index, changed or error, bool(changed), lasting and not changed)
 
@@ -112,8 +112,10 @@ def read_piece(
 ) -> Iterator[TextBatch]:
     """Batches of one piece, number `index` of its partition. small: all bytes of its file, if they have been read.
     Raises CorruptInputError."""
-    if piece.file.format == "unreadable":
+    if piece.file.format == UNREADABLE:
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
+    if piece.file.format == REFUSED:
+        raise CorruptInputError(piece.file.identity)
     if record.fields is not UNSET:
         record = replace(record, field=chosen_field(piece.file, record.fields))
     first = 0

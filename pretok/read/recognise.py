@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +20,13 @@ from pretok.base.reads import map_reads
 from pretok.base.storage import tried
 from pretok.base.units import listed
 from pretok.base.visible import masked
+from pretok.read.damage import too_many
 from pretok.read.files import (
     IDENTITY_BYTES,
     INDEX,
+    REFUSED,
     SHOWN,
+    UNREADABLE,
     CorruptInputError,
     InputFile,
     compression_of,
@@ -125,16 +128,20 @@ class Listing(NamedTuple):
 
 
 def list_inputs(
-    patterns: Sequence[str], declared_format: str, exclude: Sequence[str] = (), out: Path | None = None
+    patterns: Sequence[str],
+    declared_format: str,
+    exclude: Sequence[str] = (),
+    out: Path | None = None,
+    most_damaged: Callable[[int], int] = lambda _files: 0,
 ) -> Listing:
     """Every input that the patterns match. A folder stands for the files below it whose names have the ending of a
     format. exclude: globs of files that are left out; out: the folder of results, whose files are none of a folder
-    around it.
+    around it; most_damaged: how many of some files may be REFUSED, to be left out later as damaged.
 
     Notices name files whose content differs from their suffix, empty files, what of a folder is left out, and matches
     of a glob that are not files.
-    Raises UsageError for an input that does not exist, is not a regular file or has another format, and for a file with
-    two paths.
+    Raises UsageError for an input that does not exist or is not a regular file, for a file with two paths, and for
+    files that hold no documents as they are, if they are too many.
     """
     named: dict[str, bool] = {}
     urls: dict[str, str] = {}
@@ -175,6 +182,10 @@ def list_inputs(
             # Its documents would be read twice.
             raise UsageError(f"{other} and {look.path} are the same file; name it once")
     files = [look.file for look in looks if look.file]
+    refused = [f"{file.path} is {file.identity}" for file in files if file.format == REFUSED]
+    if refused and len(refused) > (most := most_damaged(len(files))):
+        many = f"; {too_many(len(refused), len(files), most)}" if most else ""
+        raise UsageError(listed(refused, SHOWN, "; ") + many)
     texts = [f"{what}: {listed(paths, SHOWN)}" for what, paths in sorted(notices.items())]
     if not files:
         wanted = ", ".join(patterns)
@@ -212,7 +223,7 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
         return _Look(path, *tried(lambda: _describe(path, declared_format)), key)
     except OSError as error:  # its partition will fail and name it; the rest of the job continues
         problem = masked(str(error.strerror or error))
-        return _Look(path, InputFile(path, "unreadable", "", 0, problem), f"cannot be read, {problem}", key)
+        return _Look(path, InputFile(path, UNREADABLE, "", 0, problem), f"cannot be read, {problem}", key)
 
 
 def _kind(path: str) -> tuple[str, FileKey | None]:
@@ -258,9 +269,13 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     plain text by its name or its source alone.
 
     A file that is not the table or compressed file that these say is damaged: reading it fails, unless it is obviously
-    something else.
+    something else. That is REFUSED.
     """
     head, tail, size, identity = identify_input(path, declared_format)
+
+    def refused(what: str) -> tuple[InputFile, str]:
+        return InputFile(path, REFUSED, "", size, what), ""
+
     if declared_format == "tokens":  # any bytes are ids, also those that would begin a compressed file
         return InputFile(path, "tokens", "", size, identity), "" if size else "empty"
     suffix, packed = _endings(path)
@@ -270,7 +285,7 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     by_name = _named_format(suffix)
     auto, certain = declared_format == "auto", bool(found) and FORMATS[found].CERTAIN
     if certain and declared_format not in ("auto", found):
-        raise UsageError(f"{path} has the format {found}, but the source declares format {declared_format}")
+        return refused(f"of the format {found}, but the source declares format {declared_format}")
     file_format = found if certain else (by_name if auto else declared_format) or found
     if size and not certain:
         other = _other(begins, compression, suffix, file_format, auto)
@@ -279,10 +294,10 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
         elif not other and declared_format != "text":
             other = _BINARY if _is_binary(begins, file_format) else "" if file_format else _UNKNOWN
         if other:
-            raise UsageError(f"{path} is {other}")
+            return refused(other)
     file_format = file_format or "text"
     if compression and FORMATS[file_format].TABLE:
-        raise UsageError(f"{path} is {file_format.title()} compressed by {compression}; decompress it")
+        return refused(f"{file_format.title()} compressed by {compression}; decompress it")
     notice = "" if size else "empty"
     if size and (compression != packed or by_name not in ("", file_format)):
         real = f"{file_format}{'.' + compression if compression else ''}"

@@ -213,7 +213,7 @@ class _Job:
         source, state = self.recipe.sources[plan.name], self.state / plan.unit
         if not source.skip_damaged:
             return plan
-        left = without_damaged(plan, state, source.max_damaged, self.console, (COPIES,))
+        left = without_damaged(plan, state, source.most_damaged, self.console, (COPIES,))
         if left != plan:
             write_plan(state / PLAN_FILE, left)
         return left

@@ -18,7 +18,7 @@ from recording import RecordingConsole
 from tokenizing import contents
 
 import pretok
-from pretok.base.errors import PartitionsFailed
+from pretok.base.errors import PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
 from pretok.config import Recipe, make_recipe
@@ -162,6 +162,53 @@ def test_a_plan_says_which_files_are_damaged(skip: bool, what: str, data: Path, 
         f"it: {what}: {data}/b.json.gz: {reason}"
     ]
     assert round(found.documents.value) == sum(len(texts(name)) for name in "acde")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "many"), [("b", []), ("bd", ["it: 2 damaged files of 5, and max_damaged allows 1"])]
+)
+def test_a_plan_says_whether_they_are_too_many(
+    damaged: str, many: list[str], data: Path, vocab_dir: Path
+) -> None:
+    damage(data, *damaged)
+    console = RecordingConsole()
+    run_forecast(recipe(data, vocab_dir, "work", skip_damaged=True), 1, console)
+    found = [text.partition(" to be")[0] for text in console.notices if "max_damaged" in text]
+    assert found == many
+
+
+@both
+def test_a_file_of_another_kind_is_damaged(run: Run, data: Path, vocab_dir: Path, here: Engine) -> None:
+    """It ends the command before its first step, with the names of all such files, or is left out whole."""
+    other, work = {"b.json.gz": b"<html>404", "e.json.gz": b'[\n{"text": "x"}]'}, data.parent / "work"
+    for name, content in other.items():
+        (data / name).write_bytes(content)
+    html = f"{data}/b.json.gz is an HTML page; extract the text first, to JSON Lines or to .txt files"
+    array = f"{data}/e.json.gz is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
+    for more, many in (
+        ({}, ""),
+        ({"skip_damaged": True}, "; 2 damaged files of 5, and max_damaged allows 1 to be left out"),
+    ):
+        with pytest.raises(UsageError) as error:
+            run(recipe(data, vocab_dir, "work", **more), here, RecordingConsole())
+        assert str(error.value).endswith(f"{html}; {array}{many}")
+    assert not list(work.glob("*/.state"))
+    made = recipe(data, vocab_dir, "work", skip_damaged=True, max_damaged=2)
+    run(made, here, RecordingConsole())
+    for name in other:
+        (data / name).unlink()
+    fewer = recipe(data, vocab_dir, "other")
+    run(fewer, here, RecordingConsole())
+    if run is run_tokenize:
+        [both, alone] = (load_manifest(each.shards_dir).sources["it"] for each in (made, fewer))
+        assert [(left.file, left.bytes) for left in both.left_out] == [
+            (str(data / name), len(content)) for name, content in other.items()
+        ]
+        assert both.tokens == alone.tokens
+        read = [
+            sorted(pretok.open(each.out).texts().read_all()["text"].to_pylist()) for each in (made, fewer)
+        ]
+        assert read[0] == read[1] == sorted(text for name in "acd" for text in texts(name))
 
 
 def test_a_repaired_file_is_appended(data: Path, vocab_dir: Path, here: Engine) -> None:

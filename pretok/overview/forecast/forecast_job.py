@@ -28,6 +28,7 @@ from pretok.overview.forecast.estimate import (
 from pretok.overview.forecast.measure import MeasuredSource, measure
 from pretok.overview.forecast.vocabulary import counting_vocabulary
 from pretok.read.batches import NOT_CANONICAL
+from pretok.read.damage import too_many
 from pretok.read.format import Probe
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import lacks_text, probe_inputs
@@ -108,6 +109,9 @@ def _forecast(
     for path, error in sample.errors.items():
         what = "left out, damaged" if source.skip_damaged else "not sampled"
         console.notice(f"{name}: {what}: {path}: {error}")
+    most = source.most_damaged(len(probes))
+    if source.skip_damaged and len(sample.errors) > most:
+        console.notice(f"{name}: {too_many(len(sample.errors), len(probes), most)}: tokenize would fail")
     remarks = sum((part.remarks for part in sample.windows), Counter[str]())
     sampled = sum(part.documents for part in sample.windows)
     for remark, number in sorted(remarks.items()):

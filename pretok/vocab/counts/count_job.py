@@ -104,7 +104,7 @@ def run_count(
             source, state = recipe.sources[plan.name], folder / STATE
             left = plan
             if source.skip_damaged:
-                left = without_damaged(plan, state, source.max_damaged, console)
+                left = without_damaged(plan, state, source.most_damaged, console)
             if left != plan:
                 # Before anything is counted by it: a restart leaves out the same files.
                 write_plan(_plan_path(state, plan.name), left)

@@ -50,7 +50,8 @@ class Gauge:
 
     counts: of this run; before: of earlier runs; expected: the whole step in `unit`, earlier runs included, 0 while
     unknown; unit: the count that says how far the step is, of which `bytes` takes refused text too; note: what the step
-    does before its first count, such as compiling.
+    does before its first count, such as compiling; running: name of a task that is under way -> how much of `unit` it
+    did, and will do, 0 if unknown.
     """
 
     def __init__(self, title: str) -> None:
@@ -58,6 +59,7 @@ class Gauge:
         self.counts: Counter[str] = Counter()
         self.before: Counts = {}
         self.expected, self.unit, self.note = 0, "bytes", ""
+        self.running: dict[str, tuple[int, int]] = {}
         self._began = self._worked = time.monotonic()
         self._latest: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
@@ -72,6 +74,18 @@ class Gauge:
             self._latest.append((now, self.done))
             while len(self._latest) > 2 and now - self._latest[1][0] > WINDOW:
                 self._latest.popleft()
+
+    def of_task(self, name: str, expected: int, counts: Counts) -> None:
+        """Add what a task did since its last report. expected: the whole task in `unit`, 0 if unknown."""
+        self(counts)
+        with self._lock:
+            done, _ = self.running.get(name, (0, 0))
+            self.running = {**self.running, name: (done + _amount(counts, self.unit), expected)}
+
+    def end_task(self, name: str) -> None:
+        """Forget a task that is no longer under way."""
+        with self._lock:
+            self.running = {other: task for other, task in self.running.items() if other != name}
 
     def expect(self, size: int, before: Counts | None = None, unit: str = "bytes") -> None:
         """Set the size of the whole step, and how much of it earlier runs did."""

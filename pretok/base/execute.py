@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -145,13 +146,17 @@ class Engine:
         return self._workers
 
     def map(
-        self, task: Task[Item, Result], items: Sequence[Item], on_report: Report = NO_REPORT
+        self,
+        task: Task[Item, Result],
+        items: Sequence[Item],
+        on_report: Callable[[int, Counts], None] = lambda _index, _counts: None,
     ) -> Generator[Outcome[Result], None, None]:
         """Run `task` over `items`, started in the order given, yielded as they complete.
 
         A task whose error may pass is tried again after each of `storage.WAITS`, behind those that were not tried yet,
-        on whatever worker is free, before its TaskError is yielded. `on_report` gets the tasks' increments: about once
-        a second, on Ray at the end of each task. If the map is left before its end, the workers are killed.
+        on whatever worker is free, before its TaskError is yielded. `on_report` gets the index of an item and the
+        increments of its task: about once a second, on Ray at the end of each task. If the map is left before its end,
+        the workers are killed.
         """
         if not items:
             return
@@ -173,7 +178,7 @@ class Engine:
                         pause = min(left, POLL_SECONDS)
                         break
                     heappop(waiting)
-                    future = pool.submit(task, items[index], on_report)
+                    future = pool.submit(task, items[index], partial(on_report, index))
                     running[future] = index
                     # A queue gives the futures as they end; `concurrent.futures.wait` would visit all that
                     # run, each time.
@@ -194,7 +199,7 @@ class Engine:
                 # A node has another pretok or Python: a person must mend that, so no task is tried elsewhere.
                 if isinstance(outcome, str):
                     raise UsageError(outcome)
-                on_report(outcome.counts)
+                on_report(index, outcome.counts)
                 failure = outcome.result
                 if isinstance(failure, TaskError) and failure.again and failed[index] < len(storage.WAITS):
                     logger.warning("trying again: %s", failure.message)

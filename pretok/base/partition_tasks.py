@@ -63,7 +63,13 @@ def run_partitions(
     ordered = sorted(todo, key=lambda task: (-task.partition.estimate, task.partition.name))
     with contextlib.closing(
         step.map(
-            function, ordered, "partition", lambda task: task.partition.name, done=done, failures=failures
+            function,
+            ordered,
+            "partition",
+            lambda task: task.partition.name,
+            size=lambda task: task.partition.estimate,
+            done=done,
+            failures=failures,
         )
     ) as results:
         for task, result in results:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretok.base.console import Console, Gauge
+from pretok.base.console import Console, Counts, Gauge
 from pretok.base.errors import OutputError, Stopped
 from pretok.base.execute import Engine, Item, Task
 from pretok.base.failures import Failures, TaskError, raise_failures
@@ -38,6 +38,7 @@ class Step:
         what: str,
         name: Callable[[Item], str],
         *,
+        size: Callable[[Item], int] = lambda _: 0,
         done: int = 0,
         kept: bool = True,
         folder: Path | None = None,
@@ -45,22 +46,28 @@ class Step:
     ) -> Generator[tuple[Item, Result], None, None]:
         """Run `function` over the items, started in their order; yield each with its result as it completes.
 
-        what: one item, such as `partition`; done: how many others earlier runs did; kept: results stay on disk, and the
-        same command does only the rest; folder: where killed tasks leave unfinished files, which are removed at the
-        end. Failures are added to `failures`, or raised together when all else is done. Raises OutputError at once, as
-        all other results could not be written either; Stopped and EngineLost, which say how much is done and kept.
+        what: one item, such as `partition`; size: how much of the step an item is, 0 if unknown; done: how many others
+        earlier runs did; kept: results stay on disk, and the same command does only the rest; folder: where killed
+        tasks leave unfinished files, which are removed at the end. Failures are added to `failures`, or raised together
+        when all else is done. Raises OutputError at once, as all other results could not be written either; Stopped and
+        EngineLost, which say how much is done and kept.
         """
         collected: Failures = [] if failures is None else failures
         total = done + len(items)
         workers = self.engine.parallel if items else 0
         began, busy, peak = time.monotonic(), 0.0, 0
         nodes: Counter[str] = Counter()
+
+        def on_report(index: int, counts: Counts) -> None:
+            self.progress.of_task(name(items[index]), size(items[index]), counts)
+
         try:
             # Closed as soon as this generator is, so that the workers end then and not when garbage is
             # collected.
-            with contextlib.closing(self.engine.map(function, items, self.progress)) as outcomes:
+            with contextlib.closing(self.engine.map(function, items, on_report)) as outcomes:
                 for outcome in outcomes:
                     item, result = items[outcome.index], outcome.result
+                    self.progress.end_task(name(item))
                     busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
                     # Before the yield: the consumer may stop there, and the task is done all the same.
                     self._log(outcome, what, name(item))

@@ -1,4 +1,4 @@
-"""What a person sees: a bar on a terminal, a line at intervals in a file, tables at the end.
+"""What a person sees: bars on a terminal, a line at intervals in a file, tables at the end.
 
 Progress and notices go to standard error, results to standard output, and all of it to the log.
 """
@@ -19,12 +19,13 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pretok.base.console import Console, Gauge, Table
+from pretok.base.console import NEARLY, Console, Gauge, Table
 from pretok.base.joblog import JobLog
 from pretok.base.records import to_json
 from pretok.base.units import duration
@@ -107,14 +108,14 @@ class Terminal(Console):
     def progress(self, title: str) -> Iterator[Gauge]:
         """Show a step while the context is open, and a summary at its end.
 
-        On a terminal a bar moves, elsewhere lines come at growing intervals, at most LINES_APART seconds apart,
+        On a terminal bars move, elsewhere lines come at growing intervals, at most LINES_APART seconds apart,
         even if nothing is reported. The log gets the counts at the same times.
         """
         gauge, ended = Gauge(title), threading.Event()
         live: Live | None = None
         if self._error.is_interactive and not self.quiet:
             live = Live(
-                get_renderable=lambda: _bar(gauge, self._error.width), console=self._error, transient=True
+                get_renderable=lambda: _bars(gauge, *self._error.size), console=self._error, transient=True
             )
 
         def print_lines() -> None:
@@ -223,6 +224,18 @@ def _widths(grid: Sequence[Sequence[str]]) -> list[int]:
     return [max(pair) + BORDER for pair in zip(heads, cells, strict=True)]
 
 
+def _bars(gauge: Gauge, width: int, height: int) -> Group:
+    """Make the line of a step, and one for each task that is under way, in at most half of a terminal."""
+    running = list(gauge.running.items())
+    lines = [_bar(gauge, width)]
+    if len(running) > 1:  # one task alone is the step
+        for name, (done, expected) in running[: height // 2 - 1]:
+            share = min(NEARLY / 100, done / expected) if expected else None
+            percent = [] if share is None else [f"{int(share * 100)} %"]
+            lines.append(_line(f"  {visible(name)}", share, percent))
+    return Group(*lines)
+
+
 def _bar(gauge: Gauge, width: int) -> RichTable:
     """Make the line of a step on a terminal of `width` columns: what does not fit is left out, nothing is cut."""
     parts, title, passed = gauge.parts(), visible(gauge.title), duration(gauge.seconds)
@@ -230,15 +243,20 @@ def _bar(gauge: Gauge, width: int) -> RichTable:
         parts["amount"] = ", ".join(gauge.counted())
     if width < WIDE:
         parts.pop("amount", None)
-    texts = [title, *parts.values(), *([passed] if width >= WIDE or "left" not in parts else [])]
+    return _line(
+        title, gauge.share, [*parts.values(), *([passed] if width >= WIDE or "left" not in parts else [])]
+    )
+
+
+def _line(title: str, share: float | None, texts: Sequence[str]) -> RichTable:
+    """Make a line of a title, a bar and texts; a bar of an unknown share moves."""
     grid = RichTable.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
-    for _ in texts[1:]:
+    for _ in texts:
         grid.add_column(no_wrap=True, justify="right")
-    share = gauge.share
     bar = ProgressBar(total=1.0, completed=share or 0.0, pulse=share is None)
-    grid.add_row(Text(texts[0]), bar, *map(Text, texts[1:]))
+    grid.add_row(Text(title), bar, *map(Text, texts))
     return grid
 
 

@@ -136,7 +136,7 @@ def engine(request):
 def test_every_item_has_its_outcome_and_only_what_may_pass_is_tried_again(request, engine, tmp_path):
     where = request.node.callspec.params["engine"]
     seen: Counter[str] = Counter()
-    outcomes = list(engine.map(square, list(range(20)), seen.update))
+    outcomes = list(engine.map(square, list(range(20)), lambda _, counts: seen.update(counts)))
     assert sorted((o.index, o.result) for o in outcomes) == [(i, i * i) for i in range(20)]
     assert all(o.node and 0 <= o.seconds < 60 and 1 << 20 < o.peak < 1 << 34 for o in outcomes)
     assert seen == {"items": 20}

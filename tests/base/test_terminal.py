@@ -128,6 +128,30 @@ def test_a_bar_fits_a_terminal_and_cuts_nothing(case, width, gauge_of):
     assert all(part in line for part in (gauge.title, *shown))
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_each_task_that_is_under_way_has_a_bar(width):
+    def lines(gauge, height):
+        text = io.StringIO()
+        screen = terminal._Console(file=text, force_terminal=True, width=width, color_system=None)
+        screen.print(terminal._bars(gauge, width, height))
+        return [re.sub(" *[━╸╺]+ *", "|", line.rstrip()) for line in text.getvalue().splitlines()]
+
+    gauge = Gauge("tokenize")
+    gauge.expect(4000)
+    gauge.of_task("it-00000", 2000, {"bytes": 500})
+    assert len(lines(gauge, 24)) == 1  # it is all that the step does
+    gauge.of_task("en-00001", 1000, {"bytes": 250, "refused bytes": 50})
+    gauge.of_task("it-00000", 2000, {"bytes": 500, "documents": 3})
+    step, *tasks = lines(gauge, 24)
+    assert step.startswith("tokenize|")
+    assert " 32 % " in step.replace("|", " ")
+    assert tasks == ["  it-00000|50 %", "  en-00001|30 %"]
+    assert len(lines(gauge, 4)) == 2  # never more than half of the terminal
+    gauge.end_task("it-00000")
+    assert len(lines(gauge, 24)) == 1
+    assert gauge.counts == {"bytes": 1250, "refused bytes": 50, "documents": 3}
+
+
 def test_progress_on_a_terminal_is_a_bar():
     text = io.StringIO()
     screen = terminal._Console(file=text, force_terminal=True, width=60, color_system=None)

@@ -34,7 +34,11 @@ def ray_head() -> Iterator[str]:
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     head = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        time.sleep(15)
+        # `ray.init` of the commands would wait too, and that is not to be measured.
+        status = [*command[:1], "status", f"--address={address}"]
+        while subprocess.run(status, env=environment, capture_output=True, check=False).returncode:
+            time.sleep(0.5)
+        time.sleep(3)  # its first workers start
         yield address
     finally:
         head.terminate()

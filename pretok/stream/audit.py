@@ -17,7 +17,7 @@ from pretok.base.tokens import Ints
 from pretok.stream.tapes import TapeRanges, ranges
 
 if TYPE_CHECKING:
-    from pretok.stream import View
+    from pretok.stream.view import View
 
 
 def number_of(view: View, name: str) -> int:

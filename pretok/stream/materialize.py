@@ -42,8 +42,8 @@ from pretok.shards.partition_record import software
 from pretok.shards.seal import side_files
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.shards.writer import ShardWriter
-from pretok.stream import View
 from pretok.stream.mix_file import mix_json, mixed_shards
+from pretok.stream.view import View
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SHARD_BYTES = 1 << 30

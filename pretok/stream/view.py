@@ -24,7 +24,7 @@ from pretok.base.records import to_json
 from pretok.base.tokens import Ints, Tokens
 from pretok.base.tree import LEAF, prove_file, prove_nodes
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
-from pretok.stream.flat_tokens import FlatTokens, OpenFiles, TokenRanges
+from pretok.stream.flat_tokens import FlatTokens, OpenFiles
 from pretok.stream.learned import Learned, Mask
 from pretok.stream.mix_file import Mix, behind, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
 from pretok.stream.tapes import FOLDER, SideTape, Tapes
@@ -38,7 +38,7 @@ takes a byte for each."""
 PLACES, OPENED = 16, 256
 """The leaves that a reader compares with the roots of the shards when it begins, and the files whose size it compares:
 of more, each of a thousand ranks would ask the servers of a file system for the whole corpus."""
-INNER = {"learned", "order", "source_bases", "tapes", "tokens"}
+INNER = {"learned", "order", "reads", "source_bases", "tapes", "tokens"}
 """Attributes of a View for `stream.audit` and the like, not for its users."""
 NEAR = 8
 """A reader moves forward if a request begins at most this many times its own length after the end of the last one."""
@@ -123,11 +123,12 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
 
 
 class _Ahead(NamedTuple):
-    """The pieces and masks of positions `start` to `end - 1`, computed at once."""
+    """What positions `start` to `end - 1` read and learn, computed at once. at: where the reads of each row begin."""
 
     start: int
     end: int
-    pieces: TokenRanges
+    reads: Ints
+    at: Ints
     mask: Mask | None
 
 
@@ -190,7 +191,7 @@ class View:
         if store is not None and self.masked:
             store.fetch_spans(shards)
         self.learned = Learned(shards, [source.learn for source in mix.sources]) if self.masked else None
-        self._ahead = _Ahead(0, 0, TokenRanges(*[np.empty(0, np.int64)] * 4), None)
+        self._ahead = _Ahead(0, 0, np.empty((0, 4), np.int64), np.zeros(1, np.int64), None)
         self._expected = 0
 
     def __repr__(self) -> str:
@@ -331,8 +332,8 @@ class View:
             tokens.fill(self.eod_id)
         if not len(positions):
             return tokens, np.empty((0, self.seq_len), np.bool_) if loss else None
-        pieces, mask = self._part(positions, loss and self.masked)
-        self.tokens.read(pieces, tokens)
+        reads, mask = self._part(positions, loss and self.masked)
+        self.tokens.read(reads, tokens)
         if not loss:
             return tokens, None
         ends = tokens == self.eod_id
@@ -342,32 +343,31 @@ class View:
             return tokens, np.logical_not(again, out=again)
         return tokens, np.greater(mask, again, out=again)
 
-    def _part(self, positions: Ints, masked: bool) -> tuple[TokenRanges, Mask | None]:
-        """Return `_pieces_of` the positions.
+    def _part(self, positions: Ints, masked: bool) -> tuple[Ints, Mask | None]:
+        """Return `reads` of the positions.
 
         For a reader that moves forward they are computed in large blocks: one position costs as much as a hundred.
         """
-        # `near`: the reader moves forward. `alone`: the positions do not follow each other.
+        # `near`: the reader moves forward. `joined`: the positions follow each other.
         start, end = int(positions[0]), int(positions[-1]) + 1
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end
-        ahead, alone = self._ahead, end - start != len(positions) or (np.diff(positions) != 1).any()
-        if alone or not ahead.start <= start <= end <= ahead.end or (masked and ahead.mask is None):
-            if alone or not near:
-                return self._pieces_of(positions, masked)
+        joined = end - start == len(positions) and bool((positions[1:] - positions[:-1] == 1).all())
+        ahead, width = self._ahead, self.seq_len + 1
+        if not (joined and ahead.start <= start <= end <= ahead.end) or (masked and ahead.mask is None):
+            if not (joined and near):
+                return self.reads(positions, masked)
             most = min(AHEAD, AHEAD_TOKENS // self.seq_len)
             every = np.arange(start, min(max(end, start + most), len(self)))
-            ahead = self._ahead = _Ahead(start, start + len(every), *self._pieces_of(every, masked))
+            reads, mask = self.reads(every, masked)
+            at = np.searchsorted(reads[:, 1], np.arange(len(every) + 1) * width)
+            ahead = self._ahead = _Ahead(start, start + len(every), reads, at, mask)
         first, last = start - ahead.start, end - ahead.start
-        low, high = first, last
-        if len(ahead.pieces.row) != ahead.end - ahead.start:  # not one piece a row
-            low, high = np.searchsorted(ahead.pieces.row, (first, last)).tolist()
-        row, column, address, length = (part[low:high] for part in ahead.pieces)
-        pieces = TokenRanges(row - first if first else row, column, address, length)
-        return pieces, ahead.mask[first:last] if masked and ahead.mask is not None else None
+        reads = ahead.reads[ahead.at[first] : ahead.at[last]] - (0, first * width, first * width, 0)
+        return reads, ahead.mask[first:last] if masked and ahead.mask is not None else None
 
-    def _pieces_of(self, positions: Ints, masked: bool = False) -> tuple[TokenRanges, Mask | None]:
-        """Return the pieces of the sequences at `positions`, sorted by row and, if `masked`, their learned targets."""
+    def reads(self, positions: Ints, masked: bool = False) -> tuple[Ints, Mask | None]:
+        """Return `FlatTokens.reads` of the sequences at `positions` and, if `masked`, their learned targets."""
         masked = masked and self.masked
         if self.materialized:
             zeros = np.zeros_like(positions)
@@ -376,6 +376,7 @@ class View:
         else:
             entry, epoch, number = self.order.locate(positions)
             pieces = self.tapes.pieces(entry, self.order.cuts(entry, epoch), number)
+        reads = self.tokens.reads(pieces, self.seq_len + 1)
         if not masked or self.learned is None:
-            return pieces, None
-        return pieces, self.learned.mask(pieces, entry, self.seq_len + 1)
+            return reads, None
+        return reads, self.learned.mask(reads, entry, self.seq_len + 1)

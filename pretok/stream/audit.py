@@ -14,10 +14,11 @@ import numpy as np
 
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
-from pretok.stream.tapes import TapeRanges, ranges
+from pretok.stream.flat_tokens import ranges
+from pretok.stream.tapes import TapeRanges
 
 if TYPE_CHECKING:
-    from pretok.stream import View
+    from pretok.stream.view import View
 
 
 def number_of(view: View, name: str) -> int:
@@ -41,7 +42,7 @@ def of_class(view: View, name: str) -> str | None:
 
 def pieces(view: View, position: int) -> list[tuple[Path, int, int]]:
     """Return (`.bin`, first token in it, tokens) for everything one position reads, in its order."""
-    return view.tokens.parts(view._pieces_of(np.array([position]))[0])
+    return view.tokens.parts(view.reads(np.array([position]))[0])
 
 
 def shard(view: View, position: int, token: int) -> Path:

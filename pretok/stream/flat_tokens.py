@@ -40,7 +40,7 @@ class TokenRanges(NamedTuple):
     length: Ints
 
 
-ReadRange = tuple[int, int, int, int]
+ReadRange = Sequence[int]
 """The number of a shard; the first byte in the output and the byte after the last; the first byte in the shard."""
 
 ANNOUNCED = 64
@@ -134,11 +134,15 @@ class FlatTokens:
         tokens = np.fromiter((shard.tokens for shard in shards), np.int64, len(shards))
         self.files: Any = files or OpenFiles(ShardPaths(shards), tokens * itemsize, sequential)
         self._starts: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
+        self._itemsize = itemsize
 
-    def read(self, pieces: TokenRanges, out: npt.NDArray[Any]) -> None:
-        """Read pieces into `out`, (rows, width) in the dtype of the shards. Raises IntegrityError."""
+    def read(self, reads: Ints, out: npt.NDArray[Any]) -> None:
+        """Read what `reads` returned into `out`, (rows, width) in the dtype of the shards. Raises IntegrityError."""
+        size = self._itemsize
+        parts = (reads * (1, size, size, size)).tolist()
+        parts.sort(key=itemgetter(0))  # so that each shard is opened once, however few files may be open
         room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
-        self.files.read(self._parts(pieces, out.shape[1], out.itemsize), room)
+        self.files.read(parts, room)
 
     def read_run(self, address: int, out: npt.NDArray[Any]) -> None:
         """Read the consecutive tokens from `address` on into `out`, (n,). Raises IntegrityError."""
@@ -149,7 +153,7 @@ class FlatTokens:
 
     def _following(self, shard: int, at: int, end: int, offset: int, size: int) -> list[ReadRange]:
         """Return what to read for bytes `at` to `end - 1` of the output, which may reach into following shards."""
-        parts = []
+        parts: list[ReadRange] = []
         while at < end:
             room = int(self._starts[shard + 1] - self._starts[shard]) * size - offset
             upto = min(end, at + room)
@@ -157,34 +161,37 @@ class FlatTokens:
             shard, at, offset = shard + 1, upto, 0
         return parts
 
-    def parts(self, pieces: TokenRanges) -> list[tuple[Path, int, int]]:
-        """Return (file, first token in it, tokens) for all pieces, in the order of the sequences."""
-        width = int((pieces.column + pieces.length).max(initial=0))
-        parts = sorted(self._parts(pieces, width, 1), key=itemgetter(1))
-        return [
-            (self.files.paths[shard], offset, end - begin)
-            for shard, begin, end, offset in parts
-            if end > begin
-        ]
+    def reads(self, pieces: TokenRanges, width: int) -> Ints:
+        """Return what to read into rows of `width` tokens, in the order of pieces, (n, 4).
 
-    def _parts(self, pieces: TokenRanges, width: int, size: int) -> list[ReadRange]:
-        """Return what to read into rows of `width` tokens of `size` bytes, sorted by shard.
-
-        So each shard is opened once, however few files may be open.
+        Each is inside one shard: its number; the first token in the output and the token after the last; the first
+        token in the shard.
         """
-        shards = np.searchsorted(self._starts, pieces.address, side="right") - 1
-        rooms = (self._starts[shards + 1] - pieces.address) * size
-        begins = (pieces.row * width + pieces.column) * size
-        ends = begins + pieces.length * size
-        offsets = (pieces.address - self._starts[shards]) * size
-        firsts = np.minimum(ends, begins + rooms)
-        parts = list(zip(*(part.tolist() for part in (shards, begins, firsts, offsets)), strict=True))
-        # The few pieces that reach beyond their shard get a part in each of the following ones.
-        for beyond in np.flatnonzero(firsts < ends).tolist():
-            shard, _, upto, _ = parts[beyond]
-            parts += self._following(shard + 1, upto, int(ends[beyond]), 0, size)
-        parts.sort(key=itemgetter(0))
-        return parts
+        address, stop = pieces.address, pieces.address + pieces.length
+        at = pieces.row * width + pieces.column - address
+        shard = np.searchsorted(self._starts, address, side="right") - 1
+        if (stop > self._starts[shard + 1]).any():
+            # A piece that reaches beyond its shard is continued in the following ones, some of which may be empty.
+            piece, shard = ranges(shard, np.searchsorted(self._starts, stop))
+            piece, shard = (part[self._starts[shard] < self._starts[shard + 1]] for part in (piece, shard))
+            at, stop = at[piece], np.minimum(stop[piece], self._starts[shard + 1])
+            address = np.maximum(address[piece], self._starts[shard])
+        reads = np.empty((len(shard), 4), np.int64)
+        reads[:, 0], reads[:, 1], reads[:, 2] = shard, at + address, at + stop
+        reads[:, 3] = address - self._starts[shard]
+        return reads
+
+    def parts(self, reads: Ints) -> list[tuple[Path, int, int]]:
+        """Return (file, first token in it, tokens) of what is read."""
+        return [(self.files.paths[shard], first, end - begin) for shard, begin, end, first in reads.tolist()]
+
+
+def ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """Return the integers `low` (n,) to `high - 1` (n,) of each row, concatenated: row and integer, each (all,)."""
+    counts = high - low
+    number = np.repeat(low - np.cumsum(counts) + counts, counts)
+    number += np.arange(len(number))
+    return np.repeat(np.arange(len(low)), counts), number
 
 
 def file_limit() -> int:

@@ -1,9 +1,9 @@
 """Which tokens of sequences are learned, that is, contribute to the loss: pieces of shards -> kinds and masks.
 
-Input: shards (those with conversations have a `.spans` file), the kinds that are learned in each entry, and the pieces
-of sequences (`tapes`). Output: the kind of each token, or a mask. Nothing is computed token by token: a binary search
-finds the spans in the mapped file of a shard, and one `numpy.repeat` writes the whole mask. It needs only numpy,
-msgspec and the standard library.
+Input: shards (those with conversations have a `.spans` file), the kinds that are learned in each entry, and what is
+read of the shards (`FlatTokens.reads`). Output: the kind of each token, or a mask. No token is looked at by itself: a
+binary search finds the spans in the mapped file of a shard, and one `numpy.repeat` writes the whole mask. It needs only
+numpy, msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pretok.base.errors import IntegrityError
 from pretok.base.tokens import Bytes, Ints
 from pretok.shards.manifest import Shard
 from pretok.shards.spans import ShardSpans
-from pretok.stream.flat_tokens import TokenRanges, file_limit
-from pretok.stream.tapes import ranges
+from pretok.stream.flat_tokens import file_limit, ranges
 from pretok.tokenizer.kinds import KINDS, TEXT
 
 Mask = npt.NDArray[np.bool_]
@@ -29,37 +28,33 @@ Mask = npt.NDArray[np.bool_]
 class KindRanges(NamedTuple):
     """p pieces of sequences, each inside one shard, and n runs of consecutive tokens of one kind.
 
-    row, column: (p,) where a piece goes. size: (p,) its tokens. shard: (p,) its number. first: (p,) its first run.
-    length: (n,) tokens of a run. kind: (n,) its number in `tokenizer.kinds`.
+    at, until: (p,) the tokens of the output where a piece begins and ends. first: (p,) its first run. length: (n,)
+    tokens of a run. kind: (n,) its number in `tokenizer.kinds`.
     """
 
-    row: Ints
-    column: Ints
-    size: Ints
-    shard: Ints
+    at: Ints
+    until: Ints
     first: Ints
     length: Ints
     kind: Bytes
 
-    def fill(self, rows: int, width: int) -> None:
-        """Lengthen the runs until they fill `rows` sequences of `width` tokens.
+    def fill(self, tokens: int) -> None:
+        """Lengthen the runs until they fill an output of so many tokens.
 
         Tokens that belong to no piece get the kind of those before them.
         """
-        place = self.row * width + self.column
         last = np.append(self.first[1:], len(self.length)) - 1
-        self.length[last] += np.append(place[1:], rows * width) - place - self.size
+        self.length[last] += np.append(self.at[1:], tokens) - self.until
 
 
 class Learned:
-    """Finds the tokens of `shards` that are learned; the shards form one address space, one after the other.
+    """Finds the tokens of `shards` that are learned.
 
     learn: for each entry of a mix the kinds that are learned; () means all.
     """
 
     def __init__(self, shards: Sequence[Shard], learn: Sequence[Collection[str]]) -> None:
         self._shards = tuple(shards)
-        self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
         wanted = [[not some or kind in some for kind in KINDS] for some in learn]
         self._learned = np.array(wanted, np.bool_)
         self._learned[:, TEXT] = True
@@ -70,49 +65,44 @@ class Learned:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_files": OrderedDict()}
 
-    def mask(self, pieces: TokenRanges, entry: Ints, width: int) -> Mask:
+    def mask(self, reads: Ints, entry: Ints, width: int) -> Mask:
         """Return which targets are learned in sequences of `width` tokens of the entries (rows,).
 
-        (rows, width - 1) bool: the first token of a sequence is not a target. Raises IntegrityError.
+        reads: see `FlatTokens.reads`. Returns (rows, width - 1) bool: the first token of a sequence is not a target.
+        Raises IntegrityError.
         """
-        runs = self._runs(pieces)
+        runs = self._runs(reads)
         # Decided once for each run, not for each token; then every run is written out.
-        learned = self._are_learned(runs, entry)
-        runs.fill(len(entry), width)
+        learned = self._are_learned(runs, entry, width)
+        runs.fill(len(entry) * width)
         return learned.repeat(runs.length).reshape(len(entry), width)[:, 1:]
 
-    def kinds(self, pieces: TokenRanges, rows: int, width: int) -> Bytes:
-        """Return the number in `tokenizer.kinds` of each token, (rows, width) uint8."""
-        runs = self._runs(pieces)
-        runs.fill(rows, width)
-        return np.repeat(runs.kind, runs.length).reshape(rows, width)
+    def kinds(self, reads: Ints, tokens: int) -> Bytes:
+        """Return the number in `tokenizer.kinds` of each token of an output, (tokens,) uint8."""
+        runs = self._runs(reads)
+        runs.fill(tokens)
+        return np.repeat(runs.kind, runs.length)
 
-    def _are_learned(self, runs: KindRanges, entry: Ints) -> Mask:
+    def _are_learned(self, runs: KindRanges, entry: Ints, width: int) -> Mask:
         """Return which runs are learned, (n,) bool."""
         if (self._learned == self._learned[0]).all():
             return np.take(self._learned[0], runs.kind)
         counts = np.diff(runs.first, append=len(runs.kind))
-        return np.take(self._learned, np.repeat(entry[runs.row] * len(KINDS), counts) + runs.kind)
+        return np.take(self._learned, np.repeat(entry[runs.at // width] * len(KINDS), counts) + runs.kind)
 
-    def _runs(self, pieces: TokenRanges) -> KindRanges:
-        """Return the runs of pieces; shards without spans are plain text."""
-        first = np.searchsorted(self._starts, pieces.address, side="right") - 1
-        last = np.searchsorted(self._starts, pieces.address + pieces.length - 1, side="right") - 1
-        piece, shard = ranges(first, last + 1)
-        address, row, start = pieces.address[piece], pieces.row[piece], self._starts[shard]
-        begin = np.maximum(address, start)
-        end = np.minimum(address + pieces.length[piece], self._starts[shard + 1])
-        column = pieces.column[piece] + begin - address
-        begin, end = begin - start, end - start  # in the shard
-        if len(kept := np.flatnonzero(end > begin)) < len(begin):  # a shard may be empty
-            shard, begin, end, row, column = (part[kept] for part in (shard, begin, end, row, column))
+    def _runs(self, reads: Ints) -> KindRanges:
+        """Return the runs of what is read; shards without spans are plain text."""
+        shard, at, until, begin = reads.T
+        end = begin + until - at
         # Each piece has `counts` spans, starting with number `low` of its shard; a piece of plain text has one.
         low, counts = np.zeros(len(shard), np.int64), np.ones(len(shard), np.int64)
         # Sorted by address, so that each search touches pages that the previous one has just read.
         chats = np.flatnonzero(self._known[shard])
         chats = chats[np.lexsort((begin[chats], shard[chats]))]
-        numbers, at = np.unique(shard[chats], return_index=True)
-        by_shard = list(zip(numbers.tolist(), np.split(chats, at[1:]), strict=True)) if len(numbers) else []
+        numbers, starts = np.unique(shard[chats], return_index=True)
+        by_shard = (
+            list(zip(numbers.tolist(), np.split(chats, starts[1:]), strict=True)) if len(numbers) else []
+        )
         for one, mine in by_shard:
             ends = self._spans(one).ends
             low[mine] = np.searchsorted(ends, begin[mine], side="right")
@@ -134,7 +124,7 @@ class Learned:
         if len(length) and (length.min() < 1 or kind.max() >= len(KINDS)):
             wrong = (length < 1) | (kind >= len(KINDS))
             raise self._damaged(shard, np.logical_or.reduceat(wrong, first))
-        return KindRanges(row, column, end - begin, shard, first, length, kind)
+        return KindRanges(at, until, first, length, kind)
 
     def _spans(self, shard: int) -> ShardSpans:
         """Return the spans of a shard, from the cache of mapped files. Raises IntegrityError."""

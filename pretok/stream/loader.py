@@ -26,9 +26,10 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, PretokError, UsageError
 from pretok.base.tokens import document_starts
-from pretok.stream import View, digest
 from pretok.stream.audit import shard
+from pretok.stream.digests import digest
 from pretok.stream.learned import Mask
+from pretok.stream.view import View
 
 _Ids = npt.NDArray[np.integer[Any]]
 

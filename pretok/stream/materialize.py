@@ -42,8 +42,8 @@ from pretok.shards.partition_record import software
 from pretok.shards.seal import side_files
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.shards.writer import ShardWriter
-from pretok.stream import View
 from pretok.stream.mix_file import mix_json, mixed_shards
+from pretok.stream.view import View
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SHARD_BYTES = 1 << 30
@@ -148,8 +148,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
             batch, lengths = view.batch(positions, view.dtype), np.full(len(positions), length, np.int32)
             kinds = None
             if view.learned is not None:  # padding gets the kind of the token before it
-                pieces = view._pieces_of(np.array(positions))[0]
-                kinds = view.learned.kinds(pieces, len(positions), length).reshape(-1)
+                kinds = view.learned.kinds(view.reads(np.array(positions))[0], batch.size)
             writer.append(batch.reshape(-1), lengths, kinds)
             report({"documents": len(batch), "tokens": batch.size})
         entry, _ = writer.seal("mix", "train")

@@ -47,9 +47,9 @@ from pretok.base.tokens import Ints
 from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
-from pretok.stream.flat_tokens import ReadRange, TokenRanges
+from pretok.stream.flat_tokens import ReadRange, ranges
 from pretok.stream.mix_file import load_mix
-from pretok.stream.tapes import FOLDER, path_of, ranges, verify_side_file
+from pretok.stream.tapes import FOLDER, path_of, verify_side_file
 
 logger = logging.getLogger(__name__)
 
@@ -423,7 +423,6 @@ class StoreFiles:
         self._roots = [store.manifest.roots[path] for path in self.paths]
         self._sizes: Ints = np.array([shard.tokens * itemsize for shard in shards], np.int64)
         self._itemsize, self._bytes = itemsize, asked
-        self._starts: Ints = np.cumsum([0, *self._sizes], dtype=np.int64)
         # Blocks are numbered through all shards; this is the number of each shard's first one.
         self._first: Ints = np.cumsum([0, *(-(-self._sizes // NODE))], dtype=np.int64)
         self.whole = self.worth_caching(1.0)
@@ -436,7 +435,7 @@ class StoreFiles:
         Sequences lie anywhere in the shards, and a MiB holds many of them. So MiBs pay off only if CACHE keeps them all
         until their other sequences come, and if the stream reads at least half of what they hold.
         """
-        corpus = int(self._starts[-1])
+        corpus = int(self._sizes.sum())
         return corpus <= 2 * share * self._bytes and (self._limit is None or corpus <= self._limit)
 
     def _begin(self) -> None:
@@ -473,16 +472,14 @@ class StoreFiles:
         if self._pid != os.getpid():
             self._begin()
 
-    def units(self, pieces: TokenRanges) -> Ints:
-        """Return the units of pieces in their order, (n, 3)."""
-        first, end = (self._itemsize * at for at in (pieces.address, pieces.address + pieces.length))
-        shard = np.searchsorted(self._starts, first, side="right") - 1
-        start = first - self._starts[shard]
-        if not self.whole:  # the part of a piece in a following shard is fetched when it is read
-            return np.stack([shard, start, np.minimum(end - self._starts[shard], self._sizes[shard])], axis=1)
-        last = np.searchsorted(self._starts, end - 1, side="right") - 1
-        high = self._first[last] + (end - 1 - self._starts[last]) // NODE
-        block = ranges(self._first[shard] + start // NODE, high + 1)[1]
+    def units(self, reads: Ints) -> Ints:
+        """Return the units of what is read (see `FlatTokens.reads`) in its order, (n, 3)."""
+        shard, at, until, first = reads.T
+        start, stop = first * self._itemsize, (first + until - at) * self._itemsize
+        if not self.whole:
+            return np.stack([shard, start, stop], axis=1)
+        low, high = (self._first[shard] + byte // NODE for byte in (start, stop - 1))
+        block = ranges(low, high + 1)[1]
         shard = np.searchsorted(self._first, block, side="right") - 1
         start = (block - self._first[shard]) * NODE
         return np.stack([shard, start, np.minimum(start + NODE, self._sizes[shard])], axis=1)

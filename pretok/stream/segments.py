@@ -13,8 +13,8 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import Count, Digest, Record, Signed, read_record, replace
 from pretok.base.storage import read_json, read_lines
 from pretok.shards.manifest import Manifest
-from pretok.stream import View
 from pretok.stream.mix_file import check_sources, parse_mix
+from pretok.stream.view import View
 
 SEGMENTS = "segments.jsonl"
 CONFIG = "config.json"

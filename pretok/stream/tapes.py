@@ -24,6 +24,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +39,7 @@ from pretok.base.records import Checksum, Count, Record, check_version, read_rec
 from pretok.base.storage import NewFile, canonical_json, digest, fingerprint, reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
-from pretok.stream.flat_tokens import OpenFiles, TokenRanges
+from pretok.stream.flat_tokens import OpenFiles, TokenRanges, ranges
 
 FORMAT, VERSION = "pretok-side-file", 2
 FOLDER = "side_files"
@@ -50,6 +51,8 @@ EACH = 512
 """The largest number of runs of a block."""
 PAGE = 100
 """Blocks that are searched at once: their table rows take 4,000 bytes."""
+SOME = 32
+"""The number of blocks that are decoded at once, about."""
 MOST = 1 << 30
 """The largest number of tokens of a run."""
 FILL = -1
@@ -242,56 +245,66 @@ class SideTape:
             raise IntegrityError(f"{self.path} is truncated; {REMEDY}")
         return data
 
-    def _block_of(self, tokens: Ints) -> Ints:
-        """Return the blocks that hold tokens (n,) of the tape."""
+    def _blocks_of(self, first: Ints, end: Ints) -> list[int]:
+        """Return the blocks that hold the tokens `first` (n,) to `end - 1` (n,) of the tape, sorted."""
         # Two levels: `tops` gives the first of 100 blocks, and of these the last one that begins at or before the token
         # is the right one. So a lookup touches a page or two of the mapped table.
-        page = np.maximum(np.searchsorted(self._tops, tokens, side="right") - 1, 0) * PAGE
-        blocks = np.minimum(page[:, None] + np.arange(PAGE), self.blocks)
-        block: Ints = page + (self._table[blocks, 0] <= tokens[:, None]).sum(axis=1) - 1
-        if (block >= self.blocks).any():  # behind the end, which only a forged mix asks for
-            raise self._damaged()
-        if (self._table[block, 0] > tokens).any() or (self._table[block + 1, 0] <= tokens).any():
-            raise self._damaged()
-        return block
+        begins, found = self._table[:, 0], set()
+        pages = (np.searchsorted(self._tops[1:], first, side="right") * PAGE).tolist()
+        for page, token, stop in zip(pages, first.tolist(), end.tolist(), strict=True):
+            block = bisect_right(begins, token, page, min(page + PAGE, self.blocks)) - 1
+            if not begins[block] <= token < begins[block + 1]:
+                raise self._damaged()
+            found.add(block)
+            while begins[block + 1] < stop:
+                block += 1
+                if block == self.blocks:  # behind the end, which only a forged mix asks for
+                    raise self._damaged()
+                found.add(block)
+        return sorted(found)
 
-    def _runs(self, blocks: Ints) -> TapeRanges:
-        """Return all runs of the blocks (b,), which must be sorted."""
+    def _runs(self, blocks: Sequence[int]) -> TapeRanges:
+        """Return all runs of the blocks, which must be sorted."""
         # A block's tokens and bytes end where those of the next one begin, so two rows describe it.
-        begin, low, _, place, check = self._table[blocks].T
-        end, _, _, behind, _ = self._table[blocks + 1].T
-        wide = (place & 1).astype(np.bool_)
-        sizes = np.where(wide, WIDE.itemsize, NARROW.itemsize)
-        counts = ((behind >> 1) - (place >> 1)) // sizes
-        if (counts < 1).any() or (counts > EACH).any():
-            raise self._damaged()
-        parts = [
-            self._read(*one) for one in zip((place >> 1).tolist(), (counts * sizes).tolist(), strict=True)
-        ]
-        address, code = (np.empty(int(counts.sum()), np.int64) for _ in range(2))
-        if [_check(*one) for one in zip(parts, low.tolist(), strict=True)] != check.tolist():
-            raise self._damaged()
-        of = np.repeat(np.arange(len(blocks)), counts)
-        for kind, blocks_of in ((NARROW, ~wide), (WIDE, wide)):
-            if blocks_of.any():
-                runs = np.frombuffer(b"".join(parts[n] for n in np.flatnonzero(blocks_of)), kind)
-                address[blocks_of[of]], code[blocks_of[of]] = runs["address"], runs["length"]
-        length, gap = code >> 1, np.zeros_like(code)
-        first = np.cumsum(counts) - counts
-        ends = np.cumsum(length)
-        if len(filled := np.flatnonzero(code & 1)):
+        rows, following = self._table[blocks], self._table[[block + 1 for block in blocks]]
+        parts, counts = [], []
+        for (_, low, _, place, check), behind in zip(rows.tolist(), following[:, 3].tolist(), strict=True):
+            kind = WIDE if place & 1 else NARROW
+            count = ((behind >> 1) - (place >> 1)) // kind.itemsize
+            if not 1 <= count <= EACH:
+                raise self._damaged()
+            data = self._read(place >> 1, count * kind.itemsize)
+            if _check(data, low) != check:
+                raise self._damaged()
+            parts.append((data, kind))
+            counts.append(count)
+        kinds = {kind for _, kind in parts}
+        if len(kinds) == 1:
+            runs = np.frombuffer(b"".join([data for data, _ in parts]), kinds.pop())
+        else:
+            runs = np.concatenate([np.frombuffer(data, kind).astype(WIDE) for data, kind in parts])
+        last = np.cumsum(counts) - 1
+        first = last + 1 - counts
+        code = runs["length"].astype(np.int64)
+        length = code >> 1
+        size = length.copy()
+        if self._every > 1 and len(filled := np.flatnonzero(code & 1 > 0)):
             # EOD fills up to a multiple of `every` tokens of the tape. Positions are known only relative to the last
             # run that was filled up, where a multiple of `every` ends, or else to the first token of the block.
-            since = (ends - length)[first] - begin % self._every
-            before = np.append(-1, filled[:-1])
-            since = np.where(before >= first[of[filled]], ends[before], since[of[filled]])
-            gap[filled] = (since - ends[filled]) % self._every
-        start = np.cumsum(length + gap) - length - gap
-        start += (begin - start[first])[of]
-        last = first + counts - 1
-        if (length < 1).any() or ((start + length + gap)[last] != end).any():
+            ends = np.cumsum(length)
+            since = np.append(0, ends[filled[:-1]])
+            foremost = np.searchsorted(filled, first)  # the first such run of each block that has one
+            some = foremost < np.append(foremost[1:], len(filled))
+            since[foremost[some]] = (ends[first] - length[first] - rows[:, 0])[some]
+            size[filled] += (since - ends[filled]) % self._every
+        # Where a block does not follow the one before, the sum leaps to its first token.
+        leap = rows[:, 0] - np.append(0, following[:-1, 0])
+        size[first] += leap
+        stop = np.cumsum(size)
+        size[first] -= leap
+        if length.min() < 1 or (stop[last] != following[:, 0]).any():
             raise self._damaged()
-        return TapeRanges(start, address + low[of], length)
+        return TapeRanges(stop - size, runs["address"] + np.repeat(rows[:, 1], counts), length)
 
     def _damaged(self) -> IntegrityError:
         return IntegrityError(f"{self.path} is damaged; {REMEDY}")
@@ -301,10 +314,18 @@ class SideTape:
 
         Row n of the pieces is the n-th range; columns count from `first`.
         """
-        # Neighbouring ranges lie in the same blocks, so each block is read once.
-        low, high = self._block_of(first), self._block_of(end - 1)
-        start, address, length = self._runs(np.unique(ranges(low, high + 1)[1]))
-        low, high = (np.searchsorted(start, at, side="right") - 1 for at in (first, end - 1))
+        # Neighbouring ranges lie in the same blocks. Only some blocks at a time: arrays of all their runs would be new
+        # memory, each page of which costs more than what is computed in it.
+        groups = -(-min(len(first), self.blocks) // SOME)
+        if groups == 1:
+            return self._between(first, end)
+        some = np.array_split(np.argsort(first), groups)
+        parts = [(rows, self._between(first[rows], end[rows])) for rows in some]
+        return _in_rows([pieces._replace(row=rows[pieces.row]) for rows, pieces in parts])
+
+    def _between(self, first: Ints, end: Ints) -> TokenRanges:
+        start, address, length = self._runs(self._blocks_of(first, end))
+        low, high = np.searchsorted(start, [first, end - 1], side="right") - 1
         row, run = ranges(low, high + 1)
         begin = np.maximum(start[run], first[row])
         stop = np.minimum(start[run] + length[run], end[row])
@@ -318,7 +339,9 @@ class SideTape:
         """
         # Runs of a packed tape are in any order, so every block whose addresses overlap is looked through.
         blocks = np.flatnonzero((self._table[:-1, 1] < end) & (self._table[:-1, 2] > first))
-        start, address, length = self._runs(blocks)
+        if not len(blocks):
+            return TapeRanges(*[np.empty(0, np.int64)] * 3)
+        start, address, length = self._runs(blocks.tolist())
         skipped = np.maximum(first - address, 0)
         length = np.minimum(address + length, end) - address - skipped
         kept = length > 0
@@ -342,6 +365,7 @@ class Tapes:
         self, bases: Ints, sizes: Sequence[int], strides: Ints, length: int, files: Mapping[int, SideTape]
     ) -> None:
         self.bases, self._sizes, self.strides, self._length, self.files = bases, sizes, strides, length, files
+        self._filed = np.array([number in files for number in range(len(bases))], np.bool_)
 
     def address(self, entry: int, cut: int, number: int) -> int:
         """Return the address of a sequence of an entry without a side file: its tokens are one run."""
@@ -353,18 +377,11 @@ class Tapes:
         TokenRanges are sorted by row. Parts of a row that no piece covers are EOD.
         """
         first = cut + number * self.strides[entry]
-        rows = np.arange(len(entry))
-        filed = np.isin(entry, list(self.files)) if self.files else np.zeros(len(entry), np.bool_)
-        whole = rows[~filed]
-        parts = [
-            TokenRanges(
-                whole,
-                np.zeros_like(whole),
-                (self.bases[entry] + first)[whole],
-                np.full_like(whole, self._length),
-            )
-        ]
-        for one in np.unique(entry[filed]).tolist():
+        filed, parts = self._filed[entry], []
+        if len(whole := np.flatnonzero(~filed)):
+            address = (self.bases[entry] + first)[whole]
+            parts.append(TokenRanges(whole, np.zeros_like(whole), address, np.full_like(whole, self._length)))
+        for one in sorted({*entry[filed].tolist()}):
             mine = np.flatnonzero(entry == one)
             pieces = self.between(one, first[mine], first[mine] + self._length)
             parts.append(pieces._replace(row=mine[pieces.row]))
@@ -398,14 +415,6 @@ def _in_rows(parts: Sequence[TokenRanges]) -> TokenRanges:
     whole = TokenRanges(*(np.concatenate(field) for field in zip(*parts, strict=True)))
     order = np.argsort(whole.row, kind="stable")
     return TokenRanges(*(field[order] for field in whole))
-
-
-def ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """Return the integers `low` (n,) to `high - 1` (n,) of each row, concatenated: row and integer, each (all,)."""
-    counts = high - low
-    number = np.repeat(low - np.cumsum(counts) + counts, counts)
-    number += np.arange(len(number))
-    return np.repeat(np.arange(len(low)), counts), number
 
 
 def shards_key(shards: Sequence[Shard]) -> str:

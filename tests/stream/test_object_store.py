@@ -35,7 +35,6 @@ from pretok.base.tree import NODE
 from pretok.shards.manifest import Removal, load_manifest, write_manifest
 from pretok.shards.writer import ShardWriter
 from pretok.stream import View, object_store
-from pretok.stream.flat_tokens import TokenRanges
 from pretok.stream.loader import PositionSampler, read_ahead
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_job import run_mix
@@ -200,7 +199,7 @@ def test_blocks_come_in_the_order_of_their_first_use(
     view = large[1]
     sampler = PositionSampler(len(view), global_batch=8, micro_batch=4, rank=1, world_size=2)
     files: Any = view.tokens.files
-    units = files.units(view._pieces_of(np.concatenate(list(sampler)))[0])
+    units = files.units(view.reads(np.concatenate(list(sampler)))[0])
     first = dict.fromkeys(map(tuple, units[:, :2].tolist()))
     read_ahead(view, sampler)
     until(lambda: len(server.gets()) == len(first))
@@ -351,13 +350,13 @@ def test_a_block_may_come_while_it_is_asked_for_again(
         return len(asked) > 2 and held(*arguments)
 
     monkeypatch.setattr(files, "_held", late)
-    pieces = TokenRanges(*(np.array(part) for part in ((0, 1), (0, 0), (0, 99), (9, 9))))
+    reads = np.array([(0, 0, 9, 0), (0, 9, 18, 99)])
     tokens = [np.zeros((2, 9), np.uint16) for _ in range(2)]
-    reader = threading.Thread(target=view.tokens.read, args=(pieces, tokens[0]), daemon=True)
+    reader = threading.Thread(target=view.tokens.read, args=(reads, tokens[0]), daemon=True)
     reader.start()
     reader.join(30)
     assert not reader.is_alive()
-    local.tokens.read(pieces, tokens[1])
+    local.tokens.read(reads, tokens[1])
     np.testing.assert_array_equal(*tokens)
 
 

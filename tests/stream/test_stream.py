@@ -21,8 +21,9 @@ import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.tree import LEAF, nodes_path
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View, audit
+from pretok.stream import audit
 from pretok.stream.mix_file import natural_mix, write_mix
+from pretok.stream.view import AHEAD, View
 
 DOCUMENTS = {
     "en": [range(500, 500 + n) for n in (1, 90, 3, 0, 40, 17, 2)],
@@ -177,7 +178,7 @@ def test_reading_forward_equals_reading_anywhere(tmp_path: Path) -> None:
     """Addresses are computed ahead for readers that move forward, in whole or with gaps; the tokens are the same."""
     folder = make_shards(tmp_path, {"en": [range(1, 900)] * 6, "it": [range(1, 700)] * 9})
     view = pretok.stream.open(folder, seq_len=3)
-    assert len(view) > 2 * pretok.stream.AHEAD
+    assert len(view) > 2 * AHEAD
     order = np.random.default_rng(0).permutation(len(view))
     everything = view.batch(order)[np.argsort(order)]  # no request ahead of another
     for size, step in ((1, 1), (7, 7), (4, 12), (5, 60), (3000, 3000), (2, -40)):

@@ -29,9 +29,10 @@ from pretok.overview.history import read_run
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.audit import drawn, number_of, runs
+from pretok.stream.flat_tokens import ranges
 from pretok.stream.mix_file import MixSource
 from pretok.stream.segments import RunSegment, read_segments, read_settings
-from pretok.stream.tapes import TapeRanges, ranges
+from pretok.stream.tapes import TapeRanges
 
 BLOCK = 1 << 20
 """Sequences whose places are computed at once."""

@@ -41,17 +41,18 @@ TITLES = {
 }
 """The sections in the order of results.md; each is `measure` of the module of that name."""
 CHANGES = {"changes": "Before and after a change, in turns"}
-"""A section that no module measures: each row is from the commit that made the change."""
+"""A section that no module measures: each row is from the commit that made the change, and notes say what brought
+nothing."""
 QUOTED = ("peers", "end_to_end", "parts", "startup", "files", "remote", "loader")
 
 
 def report(results: dict[str, Any]) -> str:
     """The page of all that has been measured."""
-    pages = [
-        f"## {title}\n\n{markdown(results[name]['rows'])}\n{results[name]['machine']}\n"
-        for name, title in (TITLES | CHANGES).items()
-        if name in results
-    ]
+    pages = []
+    for name, title in (TITLES | CHANGES).items():
+        if section := results.get(name):
+            notes = "".join(f"{note}\n\n" for note in section.get("notes", ()))
+            pages.append(f"## {title}\n\n{markdown(section['rows'])}\n{notes}{section['machine']}\n")
     head = (
         "Made from results.json by `python -m benchmarks`; the figures are medians. Results vary by machine."
     )

@@ -1,12 +1,14 @@
 """Many small reads, in several threads: on a parallel file system or a server, waiting takes longer than all else.
 
-Input: a function that reads little, and its arguments. Output: its results, in the same order.
+Input: a function that reads little, and its arguments. Output: its results, in the same order, all at once or ahead of
+their consumer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 THREADS = 16
@@ -26,3 +28,20 @@ def map_reads(read: Callable[[Item], Result], items: Sequence[Item]) -> list[Res
             lambda at: [read(item) for item in items[at : at + step]], range(0, len(items), step)
         )
         return [result for part in parts for result in part]
+
+
+def read_ahead(read: Callable[[Item], Result], batches: Iterable[Sequence[Item]]) -> Iterator[Result]:
+    """Yield `read` of each item of the batches, while THREADS of the next batches are read, each in a thread.
+
+    Raises what `read` raises in place of the batch. If the consumer stops early, threads end after the item they read.
+    """
+    pool, begun = ThreadPoolExecutor(THREADS, "read-ahead"), deque[Future[list[Result]]]()
+    try:
+        for batch in batches:
+            begun.append(pool.submit(lambda items: [read(item) for item in items], batch))
+            if len(begun) > THREADS:
+                yield from begun.popleft().result()
+        while begun:
+            yield from begun.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from pretok.base.errors import IntegrityError, MismatchError
-from pretok.base.storage import not_json
+from pretok.base.storage import atomic_open, not_json
 
 T = TypeVar("T")
 
@@ -82,6 +82,16 @@ def _refused(where: Path | str) -> Iterator[None]:
         raise IntegrityError(
             f"{where}: {_describe(error)}; the file was damaged, edited or made by another version"
         ) from None
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write what `write_json` writes of `to_json` of a record, without making that.
+
+    Of a plan of 100,000 files it is 100 MB.
+    """
+    with atomic_open(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(record, enc_hook=_plain), indent=1))
+        file.write(b"\n")
 
 
 def check_version(found: object, version: int, where: Path | str, remedy: str) -> None:

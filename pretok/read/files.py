@@ -24,6 +24,8 @@ from pretok.read.paths import is_remote, name_url, server_of, url_of
 
 IDENTITY_BYTES = 1 << 16
 """Bytes hashed at both ends of a file: two reads, however large it is."""
+SMALL = 1 << 20
+"""Most bytes of a file that is read at once, ahead of its turn: opening a larger one takes little of its time."""
 COMPRESSED_STEP = 1 << 10
 """Bytes of compressed input per step, which bounds the text of a step: 3 kB as a rule, 1 MB of gzip at most, 32 MiB
 of zstd, where 4 bytes may stand for a block of 128 KiB (RFC 8878, 3.1.1.2). Larger steps are no faster."""
@@ -118,15 +120,24 @@ def identify_input(path: str, file_format: str) -> tuple[bytes, bytes, int, str]
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
     """(first bytes, last bytes, size, identity) of a file, by at most two reads."""
-    with open_input(path) if is_remote(path) else open(path, "rb", 0) as file:  # noqa: PTH123 - as there
+    with _open_bare(path) as file:
         head = tail = file.read(IDENTITY_BYTES)
         size = file.seek(0, os.SEEK_END)
         if size > IDENTITY_BYTES:
             file.seek(size - IDENTITY_BYTES)
             tail = file.read(IDENTITY_BYTES)
+    return head, tail, size, _identity(head, tail)
+
+
+def _open_bare(path: str) -> IO[bytes]:
+    """Open an input for few reads, which a buffer would only copy."""
+    return open_input(path) if is_remote(path) else open(path, "rb", 0)  # noqa: PTH123 - as in `open_input`
+
+
+def _identity(head: bytes, tail: bytes) -> str:
     both = xxhash.xxh3_64(head)
     both.update(tail)
-    return head, tail, size, both.hexdigest()
+    return both.hexdigest()
 
 
 Stamp = tuple[int, int] | None
@@ -170,18 +181,26 @@ def what_changed(file: InputFile, before: Stamp) -> str:
     return "" if stamp(file) == before else "changed since it was planned: it was written to"
 
 
-def read_small(file: InputFile) -> bytes | None:
-    """All bytes of a local file of at most IDENTITY_BYTES, if they are the planned ones; None for any other file.
+def read_small(file: InputFile, planned: Stamp) -> bytes | None:
+    """All bytes of a file of at most SMALL, if they are the planned ones; None for any other file.
 
-    The identity covers all these bytes, so later changes of the file do not matter.
+    Later changes of the file do not matter. planned: its stamp, None if it is unknown.
     """
-    if file.size > IDENTITY_BYTES or file.format not in ("jsonl", "text") or is_remote(file.path):
+    # The identity of tokens is also that of their index.
+    if file.size > SMALL or file.format in ("tokens", UNREADABLE, REFUSED):
         return None
     try:
-        data, _, size, identity = identify(file.path)
+        whole = file.size <= IDENTITY_BYTES  # then the identity covers all bytes
+        before = None if whole else planned or stamp(file)
+        if is_remote(file.path):  # fsspec may have cached a listing
+            server_of(file.path)[0].invalidate_cache()
+        with _open_bare(file.path) as opened:
+            data = opened.read(file.size + 1)
+        same = whole or stamp(file) == before
     except OSError:  # reported when it is read again
         return None
-    return data if (size, identity) == (file.size, file.identity) else None
+    identity = _identity(data[:IDENTITY_BYTES], data[-IDENTITY_BYTES:])
+    return data if same and (len(data), identity) == (file.size, file.identity) else None
 
 
 # Magic numbers: RFC 8878 (zstd frames, and skippable frames, which pzstd writes first), RFC 1952 (gzip).

@@ -166,7 +166,7 @@ def expand(pattern: str) -> list[str]:
     else:
         try:
             os.lstat(pattern)
-            paths = [pattern]
+            paths = dataset_files(pattern) if is_dataset(pattern) else [pattern]
         except PermissionError:
             raise UsageError(
                 f"{pattern} is in a folder that may not be entered: Permission denied; ask its owner for access"
@@ -183,8 +183,7 @@ def expand(pattern: str) -> list[str]:
     for path in paths:
         if not path.isascii() and (name := os.fsencode(path)).decode(errors="ignore") != path:
             raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")
-    saved = (dataset_files(path) if is_dataset(path) else [path] for path in paths)
-    return sorted({file for files in saved for file in files})
+    return sorted(set(paths))
 
 
 def _glob(pattern: str) -> list[str]:
@@ -199,15 +198,16 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _matches(folder: str, parts: list[str]) -> Iterator[str]:
-    """The paths that `parts` of a glob match in `folder`."""
+    """The paths that `parts` of a glob match in `folder`, and the tables of a saved dataset that they match."""
     head, rest = parts[0], parts[1:]
     if head == "**" and rest:
         yield from _matches(folder, rest)
     for path, is_folder in _entries(folder, "*" if head == "**" else head):
-        if head == "**" and is_folder and not is_dataset(path):
+        saved = is_folder and (head == "**" or not rest) and is_dataset(path)
+        if head == "**" and is_folder and not saved:
             yield from _matches(path, parts)
         elif not rest:
-            yield path
+            yield from dataset_files(path) if saved else (path,)
         elif head != "**" and is_folder:
             yield from _matches(path, rest)
 

@@ -7,7 +7,7 @@ after the batch with its last good record. Any other exception is a bug.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,19 @@ import pyarrow as pa
 from msgspec import UNSET
 
 from pretok.base.errors import UsageError
+from pretok.base.reads import read_ahead
 from pretok.base.records import replace
 from pretok.read.batches import REJECTS, TextBatch
-from pretok.read.files import REFUSED, UNREADABLE, CorruptInputError, read_small, stamp, what_changed
+from pretok.read.files import (
+    REFUSED,
+    SMALL,
+    UNREADABLE,
+    CorruptInputError,
+    InputFile,
+    read_small,
+    stamp,
+    what_changed,
+)
 from pretok.read.format import Keep, Piece, Records
 from pretok.read.formats import FORMATS
 from pretok.read.partition import Partition
@@ -30,6 +40,8 @@ BATCH_BYTES = 4 << 20
 """Text per batch: large enough to make the cost of calls negligible, small enough for many workers on a node."""
 BATCH_RECORDS = 1 << 18
 """Most records per batch: a file may have nothing but rejects."""
+TOGETHER = 16
+"""Most small files that a thread takes at once: from memory, handing over a file takes as long as reading it."""
 UNEVEN = 4
 """How many times BATCH_BYTES a batch may have, if it is not one record: making all of equal size would copy text."""
 
@@ -49,20 +61,26 @@ class Damage:
 def read_partition(
     partition: Partition, record: RecordFormat, make: Callable[[TextBatch], TextBatch], keep: Keep = ()
 ) -> Iterator[TextBatch | Damage]:
-    """All batches of a partition, read ahead in a thread. After a damaged piece, the next is read. A piece counts as
-    damaged, too, if none of its records is accepted and one of them is not just empty.
+    """All batches of a partition, read ahead in a thread, small files in several. After a damaged piece, the next is
+    read. A piece counts as damaged, too, if none of its records is accepted and one of them is not just empty.
 
     make: turns records into documents, in the thread of the caller (`chat.read_documents`). A file that differs from
     the plan, or was written to in the meantime, counts as damaged once it has been read.
     """
     planned = partition.stamps or (None,) * len(partition.pieces)
 
+    def read_early(index: int) -> tuple[bytes | None, RecordFormat]:
+        file = partition.pieces[index].file
+        small = read_small(file, planned[index])
+        return small, record if small is None else _of_file(record, file)
+
     def batches() -> Iterator[TextBatch | Damage]:
-        for index, piece in enumerate(partition.pieces):
-            small, error, lasting = read_small(piece.file), "", True
+        early = read_ahead(read_early, _together(partition.pieces))
+        for index, (piece, (small, settled)) in enumerate(zip(partition.pieces, early, strict=True)):
+            error, lasting = "", True
             before = None if small is not None else planned[index] or stamp(piece.file)
             try:
-                yield from read_piece(piece, index, record, keep, small)
+                yield from read_piece(piece, index, settled, keep, small)
             except CorruptInputError as damage:
                 error = str(damage)
                 lasting = piece.file.format != UNREADABLE and not isinstance(damage.__cause__, OSError)
@@ -88,6 +106,25 @@ def read_partition(
     # A generator would keep the batch of records alive while the consumer works on the documents.
     read = map(documents, ahead(batches(), _held_bytes, BATCH_BYTES // 16))
     return filter(lambda item: not isinstance(item, Damage) or bool(item.error), read)
+
+
+def _together(pieces: Sequence[Piece]) -> Iterator[range]:
+    """The pieces that a thread reads one after another, by number: at most TOGETHER, of files that have at most SMALL
+    bytes together."""
+    start, size = 0, 0
+    for index, piece in enumerate(pieces):
+        size += piece.file.size
+        if index > start and (size > SMALL or index - start == TOGETHER):
+            yield range(start, index)
+            start, size = index, piece.file.size
+    yield range(start, len(pieces))
+
+
+def _of_file(record: RecordFormat, file: InputFile) -> RecordFormat:
+    """How the records of one file are read, if files differ."""
+    if record.fields is UNSET:
+        return record
+    return replace(record, field=chosen_field(file, record.fields), fields=UNSET)
 
 
 def _first_defect(batch: TextBatch) -> str:
@@ -116,9 +153,7 @@ def read_piece(
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
     if piece.file.format == REFUSED:
         raise CorruptInputError(piece.file.identity)
-    if record.fields is not UNSET:
-        record = replace(record, field=chosen_field(piece.file, record.fields))
-    first = 0
+    record, first = _of_file(record, piece.file), 0
     for records in FORMATS[piece.file.format].read(piece, small, record, keep, BATCH_BYTES):
         yield from _batches(index, first, records)
         first += records.lines

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from pretok.base.failures import LeftOut
-from pretok.base.records import Count, Record, read_record, replace, to_json
-from pretok.base.storage import read_json, write_json
+from pretok.base.records import Count, Record, decode_record, replace, write_record
+from pretok.base.storage import read_bytes
 from pretok.base.units import unit_name
 from pretok.read.files import InputFile, Stamp
 from pretok.read.format import Piece
@@ -183,9 +183,9 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
 
 def write_plan(path: Path, plan: SourcePlan) -> None:
     """Write the table of a plan or of a sealed source."""
-    write_json(path, to_json(replace(plan, stamps={})))
+    write_record(path, replace(plan, stamps={}))
 
 
 def read_plan(path: Path) -> SourcePlan | None:
     """The plan in a file, or None if there is none."""
-    return read_record(SourcePlan, read_json(path), path) if path.exists() else None
+    return decode_record(SourcePlan, read_bytes(path), path) if path.exists() else None

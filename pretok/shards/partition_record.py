@@ -15,8 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pretok.base.errors import MismatchError
-from pretok.base.records import Count, Record, read_record
-from pretok.base.storage import await_files, read_json
+from pretok.base.records import Count, Record, decode_record
+from pretok.base.storage import await_files, read_bytes
 from pretok.base.version import PRETOK_VERSION
 from pretok.read.source_plan import PieceCounts, SourcePlan
 from pretok.screen.benchmark import ItemCount
@@ -47,7 +47,7 @@ class PartitionRecord(Record, frozen=True):
 
 def load_record(path: Path) -> PartitionRecord | None:
     """The record at a path, or None."""
-    return read_record(PartitionRecord, read_json(path), path) if path.exists() else None
+    return decode_record(PartitionRecord, read_bytes(path), path) if path.exists() else None
 
 
 def load_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:

@@ -29,8 +29,7 @@ from msgspec import UNSET
 from pretok.base.console import Counts
 from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Report
-from pretok.base.records import replace, to_json
-from pretok.base.storage import write_json
+from pretok.base.records import replace, write_record
 from pretok.base.texts import buffers
 from pretok.chat.limits import LIMITS, TemplateLimits
 from pretok.chat.read_documents import read_documents
@@ -165,7 +164,7 @@ def _tokenize(
         compared = replace(UNCOUNTED, compared=sample.compared, encoded_again=encoded_again)
         record = writer.seal(compared, screen.take())
     # The record is written when all files have their final names: it makes them count.
-    write_json(task.state(".json"), to_json(record))
+    write_record(task.state(".json"), record)
 
 
 def read_task(task: TokenizeTask) -> Iterator[TextBatch]:

@@ -110,7 +110,7 @@ def test_where_the_share_begins_to_be_too_much(limit, read, rejected, complaints
 
 
 def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_dir, here, monkeypatch):
-    """In the middle, and to the same size: any other change is seen more easily."""
+    """In the middle, and to the same size: any other change is seen more easily. A small file would be read at once."""
     path, changed, real = tmp_path / "a.jsonl", [], readers.read_piece
     (tmp_path / "b.jsonl").write_text(lines(10))
     made = recipe(tmp_path, vocab_dir, size=10_000_000)
@@ -118,19 +118,19 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
     def changing(*arguments):
         for batch in real(*arguments):
             if not changed:
-                changed.append(path.write_text(lines(400).replace("documento 200", "documento xyz")))
+                changed.append(path.write_text(lines(4000).replace("documento 200", "documento xyz")))
             yield batch
 
     monkeypatch.setattr(readers, "read_piece", changing)
-    path.write_text(lines(400))
+    path.write_text(lines(4000))
     with pytest.raises(PartitionsFailed, match=rf"{path}: changed "):
         tokenize(made, here)
-    path.write_text(lines(400))
+    path.write_text(lines(4000))
     changed.clear()
     with pytest.raises(PartitionsFailed, match=rf"{path}: changed "):
         count(made, here)
     tokenize(made, here)  # again, from the file as it is now
-    assert load_manifest(made.shards_dir).totals.documents == 410
+    assert load_manifest(made.shards_dir).totals.documents == 4010
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -32,10 +33,11 @@ def recognise(head: bytes, _tail: bytes) -> bool:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
+def _opened(path: str, small: bytes | None = None) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
     """(schema, record batches) of an Arrow file or stream. A local file is memory-mapped, so only the header of a
-    skipped batch is read."""
-    with open_input(path, READ_SIZE) if is_remote(path) else pa.memory_map(path) as stream:
+    skipped batch is read. small: all its bytes, if they have been read."""
+    remote = small is None and is_remote(path)
+    with open_input(path, READ_SIZE) if remote else _mapped(path, small) as stream:
         beginning = stream.read(len(_FILE))
         stream.seek(0)
         if beginning == _FILE:
@@ -44,7 +46,11 @@ def _opened(path: str) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
         else:
             reader = pa.ipc.open_stream(stream)
             schema, batches = reader.schema, iter(reader)
-        yield schema, batches if is_remote(path) else _bounded(path, batches)
+        yield schema, batches if remote else _bounded(_headers(path, small), batches)
+
+
+def _mapped(path: str, small: bytes | None) -> Any:
+    return pa.memory_map(path) if small is None else pa.BufferReader(small)
 
 
 class _Header(NamedTuple):
@@ -55,14 +61,14 @@ class _Header(NamedTuple):
     """Of their buffers, decompressed."""
 
 
-def _headers(path: str) -> Iterator[_Header]:
+def _headers(path: str, small: bytes | None = None) -> Iterator[_Header]:
     """Yield what the headers of a local file's record batches say, without decompressing one.
 
     Headers are flatbuffers of Arrow's format/Message.fbs; pyarrow has checked their offsets. A buffer of a compressed
     batch begins with its size. Raises CorruptInputError for a buffer outside of its batch.
     """
     size = 0
-    with pa.memory_map(path) as stream:
+    with _mapped(path, small) as stream:
         stream.seek(8 if stream.read(len(_FILE)) == _FILE else 0)
         for message in pa.ipc.MessageReader.open_stream(stream):
             head, body = memoryview(message.metadata), message.body
@@ -104,12 +110,12 @@ def _field(head: memoryview, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-def _bounded(path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _bounded(headers: Iterator[_Header], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of a local file.
 
     Raises CorruptInputError before one that unpacks to too much, and if the file's own list of its batches is another.
     """
-    for number, header in enumerate(_headers(path)):
+    for number, header in enumerate(headers):
         if header.bytes > MOST_UNPACKED:
             raise CorruptInputError(
                 f"record batch {number} unpacks to {human_bytes(header.bytes)}, more than the "
@@ -137,15 +143,15 @@ split = split_parts
 
 
 def read(
-    piece: Piece, _small: bytes | None, record: RecordFormat, keep: Keep, batch_bytes: int
+    piece: Piece, small: bytes | None, record: RecordFormat, keep: Keep, batch_bytes: int
 ) -> Iterator[Records]:
     """See `Format`."""
-    return read_table(_rows, "Arrow", piece, record, keep, batch_bytes)
+    return read_table(partial(_rows, small), "Arrow", piece, record, keep, batch_bytes)
 
 
-def _rows(piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
+def _rows(small: bytes | None, piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
     """Some rows at a time: a record batch may have any size, so it is split by its bytes."""
-    with _opened(piece.file.path) as (schema, batches):
+    with _opened(piece.file.path, small) as (schema, batches):
         chosen = choose(schema)
         for batch in islice(batches, piece.start or 0, piece.stop):
             yield from chosen.columns(batch, batch_bytes)

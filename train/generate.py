@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from pretok.base.errors import UsageError
-from train.checkpoint.export import GENERATION_FILE, TOKENIZER_FILE, mean_weights, tokenizer_files
+from pretok.tokenizer.vocabulary import GENERATION_FILE, TOKENIZER_FILE
+from train.checkpoint.export import mean_weights, tokenizer_files
 from train.checkpoint.meta import find_checkpoints, read_meta
 from train.config import command_parser, whole_number
 from train.model.transformer import Decoder

@@ -8,13 +8,16 @@ position is a line or row from 1, or 0 for a damaged file that was left out whol
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
 from pretok.base.storage import atomic_open, read_json_lines
+from pretok.base.units import listed
 from pretok.read.batches import TextBatch
 from pretok.read.rejects import DAMAGED_FILE
 from pretok.read.source_plan import PieceCounts, SourcePlan
@@ -35,6 +38,8 @@ class RejectsWriter:
         self.rejected = Counter[str]()
         """By reason."""
         self._read, self._refused, self._lines = (Counter[int]() for _ in range(3))  # by piece
+        self.remarks: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        """By piece."""
         self._open = atomic_open(path, "w")
 
     def __enter__(self) -> RejectsWriter:
@@ -56,6 +61,7 @@ class RejectsWriter:
         for batch in batches:
             self._read[batch.piece] += batch.records
             self._lines[batch.piece] = batch.end
+            self.remarks[batch.piece].update(batch.remarks)
             rejects += ({"piece": batch.piece, **reject} for reject in batch.rejects.to_pylist())
         for reject in sorted(rejects, key=lambda reject: (reject["piece"], reject["record"])):
             self._refused[reject["piece"]] += 1
@@ -65,7 +71,15 @@ class RejectsWriter:
 
     def pieces(self, number: int) -> tuple[PieceCounts, ...]:
         """The counts of each of `number` pieces."""
-        return tuple(PieceCounts(self._read[n], self._refused[n], self._lines[n]) for n in range(number))
+        return tuple(
+            PieceCounts(self._read[n], self._refused[n], self._lines[n], dict(+self.remarks[n]) or UNSET)
+            for n in range(number)
+        )
+
+
+def most_in(files: Counter[str]) -> str:
+    """The files with the highest counts, for a message."""
+    return listed([f"{number:,} in {path}" for path, number in files.most_common()], WORST)
 
 
 def merge_rejects(path: Path, state: Path, sealed: SourcePlan) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from pretok.base.failures import LeftOut
 from pretok.base.records import Count, Record, decode_record, replace, write_record
@@ -30,12 +31,13 @@ Place = tuple[int, int]
 
 
 class PieceCounts(Record, frozen=True):
-    """The counts of a piece: records read, those of them that were rejected, and its lines or rows, blank ones
-    included."""
+    """The counts of a piece: records read, those of them that were rejected, its lines or rows, blank ones included,
+    and of a file of tokens, what was found -> in how many of its documents."""
 
     read: Count = 0
     rejected: Count = 0
     lines: Count = 0
+    remarks: dict[str, Count] | UnsetType = UNSET
 
 
 class PlannedPiece(Record, frozen=True, omit_defaults=True):
@@ -171,6 +173,14 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
                 read[row.file.path] += row.counts.read
                 rejected[row.file.path] += row.counts.rejected
         return [(file.path, file.size, read[file.path], rejected[file.path]) for file in self.inputs]
+
+    def remarks(self) -> dict[str, Counter[str]]:
+        """What was found in files of tokens -> path -> in how many of its documents."""
+        found: dict[str, Counter[str]] = {}
+        for row in self.rows:
+            for remark, number in ((row.counts and row.counts.remarks) or {}).items():
+                found.setdefault(remark, Counter())[row.file.path] += number
+        return found
 
     def lines_before(self) -> dict[tuple[str, int], int]:
         """(file, start) of a ledger -> lines of the file before `start`, to which the number of a record is added."""

@@ -38,13 +38,14 @@ def load_decoder(manifest: Manifest) -> TextDecoder:
     return TextDecoder(load_vocabulary(manifest))
 
 
-def chat_of(manifest: Manifest, source: str) -> tuple[str, int | None] | None:
-    """The chat template of a source and the id of the marker that ends an answer; None if it has no template."""
+def chat_of(manifest: Manifest, source: str) -> tuple[str, dict[str, str], int | None] | None:
+    """The chat template of a source, the roles that it was given (bos_token), and the id of the marker that ends an
+    answer; None if it has no template."""
     names = {file.path for file in manifest.side_files}
     if source not in manifest.conversations or inputs_name(source) not in names:
         return None
     how = msgspec.convert(load_inputs(manifest, source).settings["conversation"], Conversation)
-    return None if how.fields else (how.template, how.markers.get(Turns(how).closer))
+    return None if how.fields else (how.template, how.variables, how.markers.get(Turns(how).closer))
 
 
 def shard_texts(

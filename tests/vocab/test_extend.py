@@ -149,12 +149,14 @@ def test_transformers_opens_it_with_what_stood_beside(folder: Path, tmp_path: Pa
         "model_max_length": 77,
     }
     (old / "tokenizer_config.json").write_text(json.dumps(config))
+    (old / "generation_config.json").write_text("{}")
     made = recipe(folder, pattern="cl100k", extend=str(old), add=50)
     run_build_vocab(made, here, NO_CONSOLE)
     opens = transformers.AutoTokenizer.from_pretrained(str(made.vocab_dir))
     text = "L'acqua è più fresca, perché no?"
     assert opens(text)["input_ids"] == opened(made.vocab_dir).encode(text).ids
     assert (opens.eos_token, opens.model_max_length) == ("<|end_of_text|>", 77)
+    assert (made.vocab_dir / "generation_config.json").read_text() == "{}"
 
 
 def spoiled(spoil: str, data: dict[str, Any]) -> None:

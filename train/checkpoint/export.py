@@ -31,6 +31,7 @@ from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import parse_mix
 from pretok.tokenizer.tokenizer_file import fingerprint_of, read_tokenizer
 from pretok.tokenizer.vocab_map import VocabMap, read_map
+from pretok.tokenizer.vocabulary import BESIDE, CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE, TOKENIZER_FILE
 from train.checkpoint.meta import META, Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
 from train.checkpoint.tensors import Reader, check_sizes, readable, restore, write_tensors
 from train.config import command_parser, whole_number
@@ -40,12 +41,6 @@ from train.model.transformer import Decoder, frequencies
 INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5e9
 """Of one file of an exported model."""
-TOKENIZER_FILE = "tokenizer.json"
-_TEMPLATE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
-TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", _TEMPLATE)
-BESIDE = (*TOKENIZER_FILES, GENERATION_FILE)
-"""Files of a model that are neither sizes nor weights. Other names (vocab.json, merges.txt, tokenizer.model) hold what
-tokenizer.json holds."""
 _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
 """Matrices with one row per entry of the vocabulary."""
 _HEAD, _FREQUENCIES = "lm_head.weight", "rotary_emb.inv_freq"
@@ -112,7 +107,9 @@ def export(checkpoints: Sequence[Path], tokenizer: Path | None, out: Path, dtype
     def tensor(name: str) -> Tensor:
         return value(inside[name])[: rows[inside[name]]].to(dtype)
 
-    config_json = transformers_config(config, meta.eod_id, meta.bos_id)
+    # All ids that end a text or a turn: some readers look only here.
+    ends = {"eos_token_id": json.loads(files[GENERATION_FILE])["eos_token_id"]}
+    config_json = transformers_config(config, meta.eod_id, meta.bos_id) | ends
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -323,15 +320,15 @@ def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Return what a model needs beside its weights, file name -> content: tokenizer.json, those of TOKENIZER_FILES, and
+    """Return what a model needs beside its weights, file name -> content: tokenizer.json, those of BESIDE, and
     generation_config.json with all tokens that end a text or a turn.
 
-    The chat template is that of the conversations that the run read. Other files come from the first folder that has
-    them: beside the tokenizer, WORK/vocab, or the --init-from model, if these have the same tokenizer. A missing
-    tokenizer_config.json is made from the EOD and BOS.
+    The chat template is that of the conversations that the run read, and the only one. The other files come from the
+    first folder that has any: beside the tokenizer, WORK/vocab, or the --init-from model, if these have the same
+    tokenizer. A missing tokenizer_config.json is made.
 
     named: a tokenizer file or folder; None for the copy in the shards' folder. Raises UsageError if there is no
-    tokenizer.json, MismatchError if it is another one.
+    tokenizer.json, MismatchError if it is another one, IntegrityError if another file is damaged.
     """
     shards = Path(meta.tokenizer.shards)
     place = shards if named is None else named
@@ -339,43 +336,97 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     if not path.is_file():
         raise UsageError(f"{path} does not exist: name the vocabulary of the shards with --tokenizer")
     data = _read_tokenizer(path, meta.tokenizer, "leave out --tokenizer to use the copy next to the shards")
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": _token(data, meta.eod_id),
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": meta.identity.model.seq_len,
-    }
-    if meta.bos_id is not None:
-        config["bos_token"] = _token(data, meta.bos_id)
     folders, start = [path.parent], meta.config.get("init_from")
     for folder in (shards.with_name("vocab"), *([Path(start)] if start else [])):
         with suppress(PretokError):
             _read_tokenizer(folder / TOKENIZER_FILE, meta.tokenizer, "")
             folders.append(folder)
-    files = {TOKENIZER_FILES[0]: _json(config), TOKENIZER_FILE: path.read_bytes()}
-    for folder in reversed(folders):
-        files |= {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).is_file()}
-    chats = _chats(meta)
+    # Not file by file: the roles of one folder could contradict the template or the special tokens of another.
+    places = _first(folders, BESIDE) | _first(folders, (GENERATION_FILE,))
+    files = {TOKENIZER_FILE: path.read_bytes()} | {name: one.read_bytes() for name, one in places.items()}
+    names = {number: token for token, number in data["model"]["vocab"].items()}
+    names |= {token["id"]: token["content"] for token in data["added_tokens"]}
+    chats, spoken = _chats(meta), {}
     if chats:
-        files[_TEMPLATE] = chats[0][0].encode()
-    given: dict[str, Any] = json.loads(files.get(GENERATION_FILE, b"{}"))
+        files[TEMPLATE_FILE], spoken = chats[0][0].encode(), chats[0][1]
+    roles, given = _table(places.get(CONFIG_FILE)), _table(places.get(GENERATION_FILE))
+    if meta.bos_id is not None:
+        files[TOKENIZER_FILE] = _with_bos(files[TOKENIZER_FILE], meta.bos_id, names[meta.bos_id])
+    bos = {} if meta.bos_id is None else {"bos_token": names[meta.bos_id]}
+    turns = [end for *_, end in chats]
+    generation = given | _generation(meta, given, _name(roles.get("pad_token")), names, turns)
+    made = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": names[meta.eod_id],
+        "pad_token": names[generation["pad_token_id"]],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": meta.identity.model.seq_len,
+    }
+    # What the template was given when the conversations were tokenized; and one template, as readers differ in which of
+    # two they take.
+    ours = {role: name for role, name in (spoken | bos).items() if _name(roles.get(role)) != name}
+    changed = (roles or made) | ours
+    if TEMPLATE_FILE in files:
+        changed.pop("chat_template", None)
+    if changed != roles:
+        files[CONFIG_FILE] = _json(changed)
+    files[GENERATION_FILE] = _json(generation)
+    return files
+
+
+def _name(role: Any) -> Any:
+    return role.get("content") if isinstance(role, dict) else role
+
+
+def _generation(
+    meta: Meta, given: dict[str, Any], padding: str | None, names: dict[int, str], turns: list[int | None]
+) -> dict[str, Any]:
+    """Return the ids of generation_config.json. padding: the role of tokenizer_config.json; turns: ends of answers."""
+    pad = given.get("pad_token_id")
+    if pad not in names:
+        pad = next((number for number, name in names.items() if name == padding), meta.eod_id)
     theirs = given.get("eos_token_id") or []
-    ends = [*(end for _, end in chats), meta.eod_id, *(theirs if isinstance(theirs, list) else [theirs])]
+    ends = [*turns, meta.eod_id, *(theirs if isinstance(theirs, list) else [theirs])]
     ends = list(dict.fromkeys(end for end in ends if end is not None))
     bos = {} if meta.bos_id is None else {"bos_token_id": meta.bos_id}
-    ours = {
-        "eos_token_id": ends if len(ends) > 1 else ends[0],
-        "pad_token_id": given.get("pad_token_id", meta.eod_id),
+    return bos | {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": pad}
+
+
+def _with_bos(content: bytes, bos_id: int, bos: str) -> bytes:
+    """Return a tokenizer.json that puts BOS before a text. transformers takes it from nowhere else."""
+    from tokenizers import Tokenizer
+
+    if Tokenizer.from_str(content.decode()).encode("").ids[:1] == [bos_id]:
+        return content
+    single = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
     }
-    return files | {GENERATION_FILE: _json(given | bos | ours)}
+    return json.dumps(json.loads(content) | {"post_processor": template}, ensure_ascii=False).encode()
+
+
+def _first(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
+    """Return the files of these names in the first folder that has any."""
+    found = ({name: folder / name for name in names if (folder / name).is_file()} for folder in folders)
+    return next(filter(None, found), {})
+
+
+def _table(path: Path | None) -> dict[str, Any]:
+    data = {} if path is None else read_json(path)
+    if not isinstance(data, dict):
+        raise IntegrityError(f"{path} is not a JSON object")
+    return data
 
 
 def _json(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
 
 
-def _chats(meta: Meta) -> list[tuple[str, int | None]]:
-    """Return the chat templates of what the run read with the id that ends an answer, the longest source first."""
+def _chats(meta: Meta) -> list[tuple[str, dict[str, str], int | None]]:
+    """Return what `chat_of` says of the sources that the run read, the longest first."""
     from pretok.shards.texts import chat_of  # its packages are not needed for training
 
     if not (shards := Path(meta.tokenizer.shards)).is_dir():
@@ -384,10 +435,3 @@ def _chats(meta: Meta) -> list[tuple[str, int | None]]:
     read = {source.held_in for source in parse_mix(meta.identity.mix, Path(META)).sources}
     names = sorted(read & manifest.sources.keys(), key=lambda name: -manifest.sources[name].tokens)
     return [chat for name in names if (chat := chat_of(manifest, name)) is not None]
-
-
-def _token(data: dict[str, Any], token_id: int) -> str:
-    named = {token["id"]: token["content"] for token in data["added_tokens"]}
-    named |= {number: token for token, number in data["model"]["vocab"].items() if number == token_id}
-    content: str = named[token_id]
-    return content

@@ -7,6 +7,8 @@ from typing import Any
 
 from pretok.base.console import Console, table
 from pretok.base.units import plural
+from pretok.read.rejects_file import most_in
+from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import SPLITS, Manifest, SourceCounts, load_manifest
 from pretok.shards.unfinished import incomplete, refuse_unfinished
 
@@ -52,8 +54,10 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
             console.notice(
                 f"{name}: {plural(number, 'value')} of {column} of another type, null in the ledger"
             )
+        files = load_inputs(manifest, name).remarks() if counts.remarks else {}
         for remark, number in counts.remarks.items():
-            console.notice(f"{name}: {plural(number, 'document')} of tokens {remark}")
+            where = most_in(files[remark])
+            console.notice(f"{name}: {plural(number, 'document')} of tokens {remark}: {where}")
     for event in manifest.history:
         if (gone := event.removal) is not None:
             console.notice(

@@ -33,7 +33,7 @@ from pretok.read.format import Probe
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import lacks_text, probe_inputs
 from pretok.read.record_format import Conversation
-from pretok.read.rejects_file import WORST
+from pretok.read.rejects_file import WORST, most_in
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import Vocabulary
 
@@ -112,13 +112,17 @@ def _forecast(
     most = source.most_damaged(len(probes))
     if source.skip_damaged and len(sample.errors) > most:
         console.notice(f"{name}: {too_many(len(sample.errors), len(probes), most)}: tokenize would fail")
-    remarks = sum((part.remarks for part in sample.windows), Counter[str]())
+    remarks: dict[str, Counter[str]] = {}
+    for part in sample.windows:
+        for remark, number in part.remarks.items():
+            remarks.setdefault(remark, Counter())[part.window.path] += number
     sampled = sum(part.documents for part in sample.windows)
-    for remark, number in sorted(remarks.items()):
+    for remark, files in sorted(remarks.items()):
+        if not (number := files.total()):
+            continue
         other = ": they are of another tokenizer" if remark == NOT_CANONICAL and 2 * number > sampled else ""
-        console.notice(
-            f"{name}: {number:,} of {plural(sampled, 'sampled document')} of tokens {remark}{other}"
-        )
+        what = f"{number:,} of {plural(sampled, 'sampled document')} of tokens {remark}{other}"
+        console.notice(f"{name}: {what}: {most_in(+files)}")
     target = recipe.shards.size or shard_bytes(probes, itemsize)
     stored = sum(probe.file.size for probe in probes)
     try:

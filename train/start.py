@@ -155,8 +155,10 @@ def _open_validation(segment: Segment, every: int) -> dict[str, ValidationSource
 
 
 def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from those of the checkpoint, name -> (old, new): first those that change what is
-    trained. A path that is only written otherwise is none."""
+    """Return the settings that differ from those of the checkpoint, name -> (old, new).
+
+    Those that change what is trained come first. A path that is only written otherwise is none.
+    """
     found = differences(meta.config, config.as_dict())
     order = sorted(found, key=lambda name: name not in IN_PHASES)
     changes = {name: found[name] for name in order if not _same_path(*found[name])}

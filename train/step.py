@@ -37,7 +37,7 @@ from train.parallel.pipeline import Pipeline
 class TrainState:
     """The model, its optimizer and guard, and everything else that a step needs.
 
-    The moments of a new optimizer are zero, and a new guard has seen no step. parameters: the sharded ones.
+    The moments of a new optimizer are zero, and a new guard has seen no step.
     """
 
     model: Decoder | Pipeline
@@ -49,6 +49,7 @@ class TrainState:
     eod_id: int
     seq_len: int
     parameters: list[nn.Parameter] = field(init=False)
+    """The sharded ones."""
     optimizer: torch.optim.AdamW = field(init=False)
     guard: Guard = field(init=False)
 
@@ -77,22 +78,24 @@ SAVE, WAIT = 1, 2
 
 
 class StepNumbers(NamedTuple):
-    """The numbers of a finished step, equal on all ranks.
-
-    loss: mean over its `learned` tokens in nats, nan if there are none. checksum: sum over all sequences consumed.
-    stop: number of ranks that ask for it. asks: what rank 0 asks for, a sum of SAVE and WAIT. grad_norm: before
-    clipping. skipped: steps skipped so far. in_a_row: steps skipped in a row up to this one.
-    """
+    """The numbers of a finished step, equal on all ranks."""
 
     step: int
     loss: float
+    """Mean over its `learned` tokens in nats, nan if there are none."""
     learned: float
     checksum: float
+    """Sum over all sequences consumed."""
     stop: float
+    """Number of ranks that ask for it."""
     asks: float
+    """What rank 0 asks for, a sum of SAVE and WAIT."""
     grad_norm: float
+    """Before clipping."""
     skipped: float
+    """Steps skipped so far."""
     in_a_row: float
+    """Steps skipped in a row up to this one."""
 
 
 class Mark:

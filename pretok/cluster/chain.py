@@ -42,10 +42,11 @@ SIGNAL = 180
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A site: the SITE_* values of its file. folder: the `slurm` folder with the job scripts."""
+    """A site: the SITE_* values of its file."""
 
     path: Path
     folder: Path
+    """The `slurm` folder with the job scripts."""
     values: dict[str, str]
 
     def get(self, name: str) -> str:
@@ -83,19 +84,22 @@ def load_profile(name: str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job of a chain. command: sbatch as a shell line, in which `$JOB_n` is the id of job n of the chain; time: its
-    limit as Slurm reads it, "" for the site's."""
+    """One job of a chain."""
 
     stage: StageName
     link: int
     command: str
+    """sbatch as a shell line, in which `$JOB_n` is the id of job n of the chain."""
     nodes: int
     time: str
+    """Its limit as Slurm reads it, "" for the site's."""
 
 
 def hours_of(time: str) -> float | None:
-    """Return the hours of a time limit as sbatch takes it: minutes, MM:SS, HH:MM:SS, or days, a dash and then hours
-    (https://slurm.schedmd.com/sbatch.html#OPT_time). None for another one."""
+    """Return the hours of a time limit as sbatch takes it; None for another text.
+
+    It is minutes, MM:SS, HH:MM:SS, or days, a dash and then hours (https://slurm.schedmd.com/sbatch.html#OPT_time).
+    """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not found:
         return None
@@ -246,8 +250,11 @@ def recipe_flags(recipe: Recipe) -> list[str]:
 
 
 def submit_chain(jobs: Sequence[Job], script: str, folder: Path) -> list[str]:
-    """Run the `chain_script` of these jobs; return their ids. Raises UsageError if the folder exists; PretokError
-    with Slurm's answer if it refuses one: the others are then cancelled."""
+    """Run the `chain_script` of these jobs; return their ids.
+
+    Raises UsageError if the folder exists; PretokError with Slurm's answer if it refuses one: the others are then
+    cancelled.
+    """
     if shutil.which("sbatch") is None:
         raise UsageError("sbatch is not on PATH: run this on a login node of the cluster, or with --dry-run")
     if folder.exists():

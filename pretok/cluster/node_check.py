@@ -31,12 +31,15 @@ SHARED = "all-reduce"
 
 
 class NodeCheck(Record, frozen=True):
-    """One check of a node. value: as shown; problem: what is wrong, or empty; number: to compare nodes by."""
+    """One check of a node."""
 
     name: str
     value: str
+    """As shown."""
     problem: str = ""
+    """What is wrong, or empty."""
     number: float | None = None
+    """To compare nodes by."""
 
 
 class NodeReport(Record, frozen=True):
@@ -51,8 +54,10 @@ UNITS = {"free": ("GB", 1e9), "write": ("MB/s", 1e6), "memory": ("GB", 1e9), "GP
 
 
 def node_report(folder: Path, needed: Mapping[str, int]) -> NodeReport:
-    """Check this node; writes and removes one file of 64 MiB in `folder`. needed: for each of UNITS, in bytes, bytes a
-    second, or their number."""
+    """Check this node; writes and removes one file of 64 MiB in `folder`.
+
+    needed: for each of UNITS the least amount, in bytes, bytes a second, or a number.
+    """
     system = os.statvfs(folder)
     amounts = {"free": system.f_bavail * system.f_frsize, "memory": free_memory(), "GPUs": _gpus()}
     checks = []
@@ -97,12 +102,12 @@ def _gpus() -> int:
 
 
 def report_line(report: NodeReport) -> str:
-    """A report as one line, which `read_reports` finds among the other lines of a log."""
+    """Write a report as one line, which `read_reports` finds among the other lines of a log."""
     return json.dumps(to_json(report)) + "\n"
 
 
 def read_reports(folder: Path) -> list[NodeReport]:
-    """The report lines of all .json files in `folder`. Raises IntegrityError."""
+    """Read the report lines of all .json files in `folder`. Raises IntegrityError."""
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.json"))]
     lines = [line for text in texts for line in text.splitlines() if line.startswith('{"node"')]
     return [
@@ -112,11 +117,14 @@ def read_reports(folder: Path) -> list[NodeReport]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """checks: node -> name -> check; bad: node -> its problems; shared: problems that may be of any node."""
+    """What the reports say of the nodes."""
 
     checks: dict[str, dict[str, NodeCheck]]
+    """Node -> name -> check."""
     bad: dict[str, list[str]]
+    """Node -> its problems."""
     shared: list[str]
+    """Problems that may be of any node."""
 
 
 def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:

@@ -475,7 +475,10 @@ def _mix_request(
     continued: Path | None,
     at: str | None,
 ) -> MixRequest:
-    """A request for a new mix, or for one that continues another. at: a position, or the folder of a run."""
+    """Make a request for a new mix, or for one that continues another.
+
+    at: a position, or the folder of a run.
+    """
     from pretok.stream.continued import beginning, run_position
     from pretok.stream.mix_job import MixRequest
     from pretok.stream.segments import check_run

@@ -242,12 +242,13 @@ def exported_tensors(
 
 
 class _Index(Record, frozen=True, forbid_unknown_fields=False):
-    """The needed part of the index of a model in several files. weight_map: tensor -> its file.
+    """The needed part of the index of a model in several files.
 
     Only the names of the files are used: like transformers, the reader asks each file for its tensors.
     """
 
     weight_map: dict[str, File]
+    """Tensor -> its file."""
 
 
 def _tensor_places(folder: Path, wanted: set[str], theirs: ModelConfig) -> dict[str, str]:
@@ -323,8 +324,10 @@ def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Return what a model needs beside its weights, file name -> content: tokenizer.json, those of TOKENIZER_FILES, and
-    generation_config.json with all tokens that end a text or a turn.
+    """Return what a model needs beside its weights, file name -> content.
+
+    These are tokenizer.json, those of TOKENIZER_FILES, and generation_config.json with all tokens that end a text or a
+    turn.
 
     The chat template is that of the conversations that the run read. Other files come from the first folder that has
     them: beside the tokenizer, WORK/vocab, or the --init-from model, if these have the same tokenizer. A missing

@@ -35,18 +35,21 @@ REPAIR = (
 
 
 class DamagedFile(Record, frozen=True):
-    """What a partition notes of a file. skippable: whether its own bytes are at fault, not the disk or a change."""
+    """What a partition notes of a file."""
 
     error: str
     skippable: bool
+    """Whether its own bytes are at fault, not the disk or a change."""
 
 
 def read_whole(
     partition: Partition, batches: Iterable[TextBatch | Damage], unit: str, state: Path
 ) -> Iterator[TextBatch]:
-    """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
-    to their end: the error names all of them, and the partition is done again from its beginning. state: the folder of
-    unfinished work."""
+    """Yield the batches of documents of a partition.
+
+    Raises PartitionsFailed after the last one if inputs could not be read to their end: the error names all of them,
+    and the partition is done again from its beginning. state: the folder of unfinished work.
+    """
     damaged, advice, note = dict[str, DamagedFile](), dict[str, None](), state / f"{partition.name}{DAMAGED}"
     for batch in batches:
         if isinstance(batch, Damage):
@@ -70,7 +73,7 @@ def read_whole(
 
 
 def read_in_part(plan: SourcePlan, state: Path) -> dict[str, DamagedFile]:
-    """The damaged files of a plan that is not done, by path."""
+    """Return the damaged files of a plan that is not done, by path."""
     names, found = {partition.name for partition in plan.partitions}, dict[str, DamagedFile]()
     for path in sorted(state.glob(f"{plan.name}-*{DAMAGED}")):
         if path.name.removesuffix(DAMAGED) in names:
@@ -91,8 +94,10 @@ def until_whole(
     work: Callable[[list[SourcePlan]], Failures],
     leave_out: Callable[[SourcePlan], SourcePlan],
 ) -> tuple[list[SourcePlan], Failures]:
-    """Let `work` do the partitions of the plans, and again those that lost a damaged file by `leave_out`. Returns the
-    plans that were done, and the failures of the last time."""
+    """Let `work` do the partitions of the plans, and again those that lost a damaged file by `leave_out`.
+
+    Returns the plans that were done, and the failures of the last time.
+    """
     while True:
         failures = work(plans)
         now = [leave_out(plan) for plan in plans]
@@ -104,8 +109,9 @@ def until_whole(
 def without_damaged(
     plan: SourcePlan, state: Path, most: int | None, console: Console, final: Sequence[str] = ()
 ) -> SourcePlan:
-    """The plan without the files that its partitions found damaged, whose partitions are then to do again; or as it is,
-    if these would be more than `most` files (None: 1 % of them, at least 1), or all.
+    """Return the plan without the files that its partitions found damaged, whose partitions are then to do again.
+
+    It is returned as it is if these would be more than `most` files (None: 1 % of them, at least 1), or all.
 
     final: endings of files of a partition that must stay once they exist. Other files than those of the plan's own
     partitions are left alone; the caller stores the plan.

@@ -49,8 +49,10 @@ class Damage:
 def read_partition(
     partition: Partition, record: RecordFormat, make: Callable[[TextBatch], TextBatch], keep: Keep = ()
 ) -> Iterator[TextBatch | Damage]:
-    """All batches of a partition, read ahead in a thread. After a damaged piece, the next is read. A piece counts as
-    damaged, too, if none of its records is accepted and one of them is not just empty.
+    """Yield all batches of a partition, read ahead in a thread.
+
+    After a damaged piece, the next is read. A piece counts as damaged, too, if none of its records is accepted and one
+    of them is not just empty.
 
     make: turns records into documents, in the thread of the caller (`chat.read_documents`). A file that differs from
     the plan, or was written to in the meantime, counts as damaged once it has been read.
@@ -110,8 +112,10 @@ def read_piece(
     keep: Keep = (),
     small: bytes | None = None,
 ) -> Iterator[TextBatch]:
-    """Batches of one piece, number `index` of its partition. small: all bytes of its file, if they have been read.
-    Raises CorruptInputError."""
+    """Yield batches of one piece, number `index` of its partition.
+
+    small: all bytes of its file, if they have been read. Raises CorruptInputError.
+    """
     if piece.file.format == "unreadable":
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
     if record.fields is not UNSET:
@@ -124,7 +128,7 @@ def read_piece(
 
 
 def _batches(index: int, first: int, records: Records) -> Iterator[TextBatch]:
-    """Batches of records, the first of which is number `first` of its piece."""
+    """Yield batches of records, the first of which is number `first` of its piece."""
     count, ends = len(records.status), np.cumsum(records.sizes)
     at = start = 0
     while True:  # lines that are all blank are a batch too: it says how far the piece is read
@@ -155,7 +159,7 @@ def _batches(index: int, first: int, records: Records) -> Iterator[TextBatch]:
 
 
 def _of_utf8(batch: TextBatch) -> TextBatch:
-    """The batch with texts that are not UTF-8 as rejects."""
+    """Return the batch with texts that are not UTF-8 as rejects."""
     try:
         batch.texts.validate(full=True)
         return batch

@@ -28,8 +28,10 @@ WORST = 3
 
 
 class RejectsWriter:
-    """Writes the rejects of a partition and counts its records. The file has its final name when the context is left
-    without an exception."""
+    """Writes the rejects of a partition and counts its records.
+
+    The file has its final name when the context is left without an exception.
+    """
 
     def __init__(self, path: Path) -> None:
         self.rejected = Counter[str]()
@@ -50,8 +52,10 @@ class RejectsWriter:
         return self._read.total()
 
     def add(self, batches: Iterable[TextBatch], later: Iterable[dict[str, Any]] = ()) -> int:
-        """Count batches and write their rejects; how many these are. later: documents of theirs that a later step
-        refused."""
+        """Count batches and write their rejects; how many these are.
+
+        later: documents of theirs that a later step refused.
+        """
         rejects = list(later)
         for batch in batches:
             self._read[batch.piece] += batch.records
@@ -64,12 +68,14 @@ class RejectsWriter:
         return len(rejects)
 
     def pieces(self, number: int) -> tuple[PieceCounts, ...]:
-        """The counts of each of `number` pieces."""
+        """Return the counts of each of `number` pieces."""
         return tuple(PieceCounts(self._read[n], self._refused[n], self._lines[n]) for n in range(number))
 
 
 def merge_rejects(path: Path, state: Path, sealed: SourcePlan) -> int:
-    """All rejects of a source as one file with positions in the inputs; their number. No file if there are none.
+    """Return all rejects of a source as one file with positions in the inputs; their number.
+
+    No file if there are none.
 
     state: the folder of the partitions' files; sealed: the plan with the counts of all pieces.
     """
@@ -94,8 +100,10 @@ def merge_rejects(path: Path, state: Path, sealed: SourcePlan) -> int:
 
 
 def worst_files(paths: Iterable[Path]) -> str:
-    """Which files have most of the rejects in these files, with the first line and reason of each, and where to read
-    more: a part of a message."""
+    """Say which files have most of the rejects in these files, with the first line and reason of each.
+
+    The text is a part of a message and ends with where to read more.
+    """
     number, first = Counter[str](), dict[str, dict[str, Any]]()
     read = [path for path in paths if path.exists()]
     for path in read:

@@ -30,8 +30,7 @@ Place = tuple[int, int]
 
 
 class PieceCounts(Record, frozen=True):
-    """The counts of a piece: records read, those of them that were rejected, and its lines or rows, blank ones
-    included."""
+    """The counts of a piece: records read, those of them that were rejected, and lines or rows, blank ones included."""
 
     read: Count = 0
     rejected: Count = 0
@@ -111,7 +110,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return 1 + max((row.partition for row in self.rows if row.partition is not None), default=-1)
 
     def without(self, damaged: Mapping[str, str]) -> SourcePlan:
-        """The plan without some files. damaged: path -> why it is left out."""
+        """Return the plan without some files. damaged: path -> why it is left out."""
         files = [file for file in self.inputs if file.path in damaged]
         rows = [row for row in self.rows if row.file.path not in damaged]
         return replace(
@@ -119,8 +118,11 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         )
 
     def repaired(self, inputs: Iterable[InputFile], done: Container[int]) -> SourcePlan:
-        """The plan with those of its files as they are now that have changed without kept results: each is read by one
-        partition, which is not done. Mostly they were damaged. done: numbers of the partitions that are."""
+        """Return the plan with those of its files as they are now that have changed without kept results.
+
+        Each is read by one partition, which is not done. Mostly they were damaged. done: numbers of the partitions that
+        are.
+        """
         now = {file.path: file for file in inputs}
         readers = Counter(row.file.path for row in self.rows if row.partition is not None)
         rows = tuple(
@@ -132,7 +134,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return replace(self, rows=rows)
 
     def cut(self, partitions: Iterable[Partition]) -> SourcePlan:
-        """The plan, cut into partitions."""
+        """Return the plan, cut into partitions."""
         rows = [
             PlannedPiece(piece.file, one.number, piece.start, piece.stop, piece.first, one.estimate)
             for one in partitions
@@ -142,7 +144,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return replace(self, rows=(*rows, *(PlannedPiece(f) for f in self.inputs if f.path not in paths)))
 
     def sealed(self, counts: Mapping[int, Sequence[PieceCounts]]) -> SourcePlan:
-        """The table of the sealed source. counts: number of a partition -> the counts of each of its pieces."""
+        """Return the table of the sealed source. counts: number of a partition -> the counts of each of its pieces."""
         pieces = {number: iter(of_pieces) for number, of_pieces in counts.items()}
         rows = tuple(
             replace(row, counts=PieceCounts(1, 1))
@@ -155,7 +157,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return replace(self, rows=rows, config=None)
 
     def placed(self) -> Iterator[tuple[Place, PlannedPiece, int]]:
-        """(place, row, lines of the file before it) of each piece. Pieces of a file follow each other."""
+        """Yield (place, row, lines of the file before it) of each piece. Pieces of a file follow each other."""
         places, lines = Counter[int](), Counter[str]()
         for row in self.rows:
             if row.partition is not None:
@@ -164,7 +166,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
                 lines[row.file.path] += row.counts.lines if row.counts else 0
 
     def files(self) -> list[tuple[str, int, int, int]]:
-        """(path, size, records read, records rejected) of each input, sorted by path."""
+        """Return (path, size, records read, records rejected) of each input, sorted by path."""
         read, rejected = Counter[str](), Counter[str]()
         for row in self.rows:
             if row.counts:
@@ -173,7 +175,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return [(file.path, file.size, read[file.path], rejected[file.path]) for file in self.inputs]
 
     def lines_before(self) -> dict[tuple[str, int], int]:
-        """(file, start) of a ledger -> lines of the file before `start`, to which the number of a record is added."""
+        """Return (file, start) of a ledger -> lines of the file before `start`, to add to the number of a record."""
         before = {}
         for _, row, lines in self.placed():
             start, first = row.piece.origin
@@ -187,5 +189,5 @@ def write_plan(path: Path, plan: SourcePlan) -> None:
 
 
 def read_plan(path: Path) -> SourcePlan | None:
-    """The plan in a file, or None if there is none."""
+    """Return the plan in a file, or None if there is none."""
     return read_record(SourcePlan, read_json(path), path) if path.exists() else None

@@ -33,8 +33,10 @@ def recognise(head: bytes, _tail: bytes) -> bool:
 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
-    """(schema, record batches) of an Arrow file or stream. A local file is memory-mapped, so only the header of a
-    skipped batch is read."""
+    """Yield (schema, record batches) of an Arrow file or stream.
+
+    A local file is memory-mapped, so only the header of a skipped batch is read.
+    """
     with open_input(path, READ_SIZE) if is_remote(path) else pa.memory_map(path) as stream:
         beginning = stream.read(len(_FILE))
         stream.seek(0)
@@ -144,7 +146,7 @@ def read(
 
 
 def _rows(piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
-    """Some rows at a time: a record batch may have any size, so it is split by its bytes."""
+    """Yield some rows at a time: a record batch may have any size, so it is split by its bytes."""
     with _opened(piece.file.path) as (schema, batches):
         chosen = choose(schema)
         for batch in islice(batches, piece.start or 0, piece.stop):

@@ -101,8 +101,11 @@ class ColumnPlaces:
         self.leaves = list(dict.fromkeys(".".join(path) for path in self._paths if path))
 
     def columns(self, rows: pa.RecordBatch, limit: int) -> Iterator[Columns]:
-        """The texts, with checked offsets, UTF-8 not checked; which of them are none, or None; and the other columns of
-        some rows, of about `limit` bytes at a time: a dictionary of 20 KB can stand for gigabytes."""
+        """Yield the columns of some rows, of about `limit` bytes at a time.
+
+        A dictionary of 20 KB can stand for gigabytes. The columns are the texts, with checked offsets, UTF-8 not
+        checked; which of them are none, or None; and the others.
+        """
         columns = [_checked(_pick(rows, path)) if path else None for path in self._paths]
         sizes = np.zeros(len(rows), np.int64)
         for column in columns:
@@ -129,8 +132,10 @@ Choose = Callable[[pa.Schema], ColumnPlaces]
 
 
 def _path(schema: pa.Schema, field: str) -> list[str] | None:
-    """The names that lead to a field, through structs or as a column of the whole name; None if there is no such
-    column, or several with the name."""
+    """Return the names that lead to a field, through structs or as a column of the whole name.
+
+    None if there is no such column, or several with the name.
+    """
     for names in (field.split("."), [field]):
         fields = list(schema)
         for name in names:
@@ -144,7 +149,7 @@ def _path(schema: pa.Schema, field: str) -> list[str] | None:
 
 
 def _field(schema: pa.Schema, path: list[str]) -> pa.Field:
-    """The field at a path of names."""
+    """Return the field at a path of names."""
     field = schema.field(path[0])
     for name in path[1:]:
         field = field.type.field(name)
@@ -152,14 +157,16 @@ def _field(schema: pa.Schema, path: list[str]) -> pa.Field:
 
 
 def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
-    """The column at a path of names; null where a struct on the way is null."""
+    """Return the column at a path of names; null where a struct on the way is null."""
     column = rows.column(path[0])
     return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
 def _checked(column: pa.Array) -> pa.Array:
-    """A column with checked offsets and indices; texts, also those of a dictionary, as large_binary, since they may be
-    other bytes than UTF-8."""
+    """Return a column with checked offsets and indices.
+
+    Texts, also those of a dictionary, are large_binary, since they may be other bytes than UTF-8.
+    """
     column = without_runs(column)
     if pa.types.is_dictionary(column.type):
         column.validate()
@@ -173,7 +180,7 @@ def _checked(column: pa.Array) -> pa.Array:
 
 
 def _unpacked(column: pa.Array) -> pa.Array:
-    """A column without a dictionary."""
+    """Return a column without a dictionary."""
     return column.dictionary.take(column.indices) if pa.types.is_dictionary(column.type) else column
 
 
@@ -200,8 +207,10 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _texts(column: pa.Array, lists: bool | None) -> tuple[pa.LargeBinaryArray, pa.BooleanArray | None]:
-    """The texts of a column as large_binary, with `lists` also lists as JSON; which values are neither, None if the
-    type tells that there are none. lists: None for the column as it is."""
+    """Return the texts of a column as large_binary, with `lists` also lists as JSON; and which values are neither.
+
+    The latter is None if the type tells that there are none. lists: None for the column as it is.
+    """
     if lists is None:
         return column, None
     if lists and is_list(column.type):
@@ -237,7 +246,7 @@ def _json(values: Sequence[Any]) -> pa.LargeBinaryArray:
 
 
 def _encoded(value: Any) -> bytes | None:
-    """A value as JSON. What is not UTF-8 stands in place of its value, so that it is rejected."""
+    """Return a value as JSON. What is not UTF-8 stands in place of its value, so that it is rejected."""
     if isinstance(value, UnicodeDecodeError):
         return value.object
     return None if value is None else msgspec.json.encode(value)
@@ -251,8 +260,9 @@ def read_table(
     keep: Keep,
     batch_bytes: int,
 ) -> Iterator[Records]:
-    """The records of a piece of a table. rows: reads some rows at a time, and gives the same at every reading; kind: of
-    the table, for messages.
+    """Yield the records of a piece of a table.
+
+    rows: reads some rows at a time, and gives the same at every reading; kind: of the table, for messages.
 
     The texts of conversations, or of a template's fields, are their JSON.
     """
@@ -267,7 +277,7 @@ def read_table(
 
 
 def fields_read(record: RecordFormat) -> list[str]:
-    """The fields that make a document: of the text, or all of a template."""
+    """Return the fields that make a document: of the text, or all of a template."""
     how = record.conversation
     if isinstance(how, Conversation) and how.fields:
         return list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
@@ -275,8 +285,10 @@ def fields_read(record: RecordFormat) -> list[str]:
 
 
 def documents_of(columns: Columns, record: RecordFormat, keep: Keep) -> Records:
-    """The records of these columns: the first of `fields_read`, which of its values are no text or None, the others,
-    and those of `keep`."""
+    """Return the records of these columns.
+
+    They are the first of `fields_read`, which of its values are no text or None, the others, and those of `keep`.
+    """
     text, wrong, *others = columns
     fields, how = fields_read(record), record.conversation
     if isinstance(how, Conversation) and how.fields:
@@ -285,7 +297,7 @@ def documents_of(columns: Columns, record: RecordFormat, keep: Keep) -> Records:
 
 
 def _objects(columns: Columns, names: Sequence[str]) -> pa.LargeBinaryArray:
-    """The objects of JSON whose fields are columns; without those that are null."""
+    """Return the objects of JSON whose fields are columns; without those that are null."""
     rows = len(columns[0])
     values = [[None] * rows if column is None else values_of(column) for column in columns]
     objects = []
@@ -300,8 +312,9 @@ def _objects(columns: Columns, names: Sequence[str]) -> pa.LargeBinaryArray:
 def _all_rows(
     read: Callable[[], Iterator[Columns]], kind: str, place: str, batch_bytes: int
 ) -> Iterator[Columns]:
-    """The batches of `read`, joined up to `batch_bytes`. After an error that may be temporary, it reads again and skips
-    what was given already.
+    """Yield the batches of `read`, joined up to `batch_bytes`.
+
+    After an error that may be temporary, it reads again and skips what was given already.
 
     A lack of memory is told with the `place`. Any other exception becomes CorruptInputError after the last rows: the
     bytes are not what the library expects.
@@ -339,7 +352,7 @@ def _all_rows(
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
-    """All rows of the parts; a single part is not copied."""
+    """Return all rows of the parts; a single part is not copied."""
     if len(parts) == 1:
         return parts[0]
     columns = zip(*parts, strict=True)
@@ -349,9 +362,9 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 def column_records(
     column: pa.Array, others: Columns, keep: Keep, limit: int, wrong: pa.BooleanArray | None = None
 ) -> Records:
-    """The records of a large_binary or large_string array, with other columns of the same rows; nulls are rejects.
+    """Return the records of a large_binary or large_string array, with other columns of the same rows.
 
-    wrong: which values of the file are no texts, if the type of the column does not tell.
+    Nulls are rejects. wrong: which values of the file are no texts, if the type of the column does not tell.
     """
     lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     reasons = [np.asarray(column.is_null()), lengths == 0, lengths > limit]

@@ -45,8 +45,10 @@ ROW_BITS = 36
 
 
 def hash_partition(task: TokenizeTask, report: Report) -> None:
-    """The task of a worker: write a ledger without tokens of the documents that tokenizing will read, unless there is
-    one. Raises PartitionsFailed for a damaged input."""
+    """Write a ledger without tokens of the documents that tokenizing will read, unless there is one.
+
+    This is the task of a worker. Raises PartitionsFailed for a damaged input.
+    """
     path = task.state(HASHES)
     if path.exists():
         return

@@ -39,7 +39,7 @@ Numbered = tuple[Shard, int]
 def scan(
     manifest: Manifest, columns: Sequence[str], shards: Iterable[Numbered], joined: Sequence[Annotations] = ()
 ) -> Iterator[tuple[Shard, int, pa.RecordBatch]]:
-    """(shard, number of the first document, rows with these columns) for each row group of some shards, in order.
+    """Yield (shard, number of the first document, rows with these columns) for each row group of some shards, in order.
 
     A column that a shard does not have gets Arrow's type null. Other columns are not read. Raises IntegrityError.
     """
@@ -75,7 +75,7 @@ def scan(
 def documents_at(
     manifest: Manifest, shard: Shard, numbers: Sequence[int], joined: Sequence[Annotations] = ()
 ) -> list[dict[str, Any]]:
-    """The rows of documents of a shard, with `position` and the columns of its ledger and of `joined`.
+    """Return the rows of documents of a shard, with `position` and the columns of its ledger and of `joined`.
 
     numbers: in the shard, rising. Raises IntegrityError if the ledger was changed: it must not name a wrong line.
     """
@@ -94,7 +94,7 @@ def documents_at(
 
 
 def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
-    """Raises UsageError for a source or split that does not exist."""
+    """Raise UsageError for a source or split that does not exist."""
     if source is not None and source not in manifest.sources:
         raise UsageError(f"no source {source!r}; the sources are {', '.join(manifest.sources)}")
     if split is not None and split not in SPLITS:
@@ -104,7 +104,10 @@ def check_place(manifest: Manifest, source: str | None, split: str | None) -> No
 def chosen_shards(
     manifest: Manifest, source: str | None = None, split: str | None = None
 ) -> tuple[Numbered, ...]:
-    """The shards of a source and split, or of all. Raises UsageError if there is none, or the shards hold a mix."""
+    """Return the shards of a source and split, or of all.
+
+    Raises UsageError if there is none, or the shards hold a mix.
+    """
     check_place(manifest, source, split)
     if manifest.materialized is not None:
         raise UsageError(
@@ -123,7 +126,10 @@ def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
-    """(rows,) int64: positions of rows with PLACE_IN_FILE. Raises IntegrityError for a file that is not an input."""
+    """Return (rows,) int64: positions of rows with PLACE_IN_FILE.
+
+    Raises IntegrityError for a file that is not an input.
+    """
     try:
         places = zip(rows["file"].to_pylist(), rows["start"].to_pylist(), strict=True)
         lines = np.array([before[place] for place in places], np.int64)
@@ -201,5 +207,5 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
 
 
 def identifier(name: str) -> str:
-    """The name of a column, quoted for SQL."""
+    """Return the name of a column, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'

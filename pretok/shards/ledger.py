@@ -56,7 +56,7 @@ DELTA = ("record", "tokens", "bytes")
 
 
 def schema_with(kept: Sequence[KeptColumn]) -> pa.Schema:
-    """The schema of a ledger with these kept columns."""
+    """Return the schema of a ledger with these kept columns."""
     return pa.schema([*SCHEMA, *(pa.field(column.name, TYPES[column.type]) for column in kept)])
 
 
@@ -151,13 +151,13 @@ def open_ledger(path: Path) -> pq.ParquetFile:
 
 
 def ledger_schema(path: Path) -> pa.Schema:
-    """The schema of a ledger, as `LedgerWriter` takes it."""
+    """Return the schema of a ledger, as `LedgerWriter` takes it."""
     with open_ledger(path) as file:
         return pa.schema([pa.field(f.name, f.type, f.nullable) for f in file.schema_arrow])
 
 
 def ledger_windows(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a ledger, one row group at a time, with all columns or the named ones."""
+    """Yield the rows of a ledger, one row group at a time, with all columns or the named ones."""
     with open_ledger(path) as file:
         for group in range(file.num_row_groups):
             with reading(path, pa.ArrowException):
@@ -166,16 +166,18 @@ def ledger_windows(path: Path, columns: list[str] | None = None) -> Iterator[pa.
 
 
 def ledger_column(path: Path, name: str) -> pa.Array:
-    """A whole column of a ledger. Raises IntegrityError."""
+    """Return a whole column of a ledger. Raises IntegrityError."""
     return pa.concat_arrays([rows[name] for rows in ledger_windows(path, [name])])
 
 
 def rewrite_without(
     path: Path, to: Path, source: str, rows: npt.NDArray[np.bool_], values: Mapping[str, object]
 ) -> SideFile:
-    """Write a ledger, or joined columns, again to `to`, with the documents `rows` (documents,) removed: of their
-    columns other than SCHEMA those in `values` get that value and all others become null. Columns REMOVED that `values`
-    has are added."""
+    """Write a ledger, or joined columns, again to `to`, with the documents `rows` (documents,) removed.
+
+    Of their columns other than SCHEMA those in `values` get that value and all others become null. Columns REMOVED that
+    `values` has are added.
+    """
     schema = ledger_schema(path)
     more = (field for field in REMOVED if field.name in values and field.name not in schema.names)
     schema = pa.schema([*schema, *more])

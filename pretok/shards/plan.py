@@ -39,12 +39,12 @@ def plan_source(
     sealed: Sequence[SourcePlan],
     console: Console,
 ) -> list[SourcePlan]:
-    """The plans of a source and its appends: the stored ones if nothing changed, else new ones, which are stored.
+    """Return the plans of a source and its appends: the stored ones if nothing changed, else new ones.
 
-    listings: the inputs of the source and of each append; record: how records are read, with the chat template that
-    the vocabulary decides; config: the settings that all sources share; size: bytes of a shard, 0 for the automatic
-    size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the plans in the manifest. Raises
-    MismatchError that names what changed.
+    New ones are stored. listings: the inputs of the source and of each append; record: how records are read, with
+    the chat template that the vocabulary decides; config: the settings that all sources share; size: bytes of a
+    shard, 0 for the automatic size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the
+    plans in the manifest. Raises MismatchError that names what changed.
     """
     if len(sealed) > len(source.append) + 1:
         raise MismatchError(
@@ -79,8 +79,11 @@ def plan_source(
 
 
 def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console) -> SourcePlan | None:
-    """The stored plan, with fixed files as they are now; None if something changed and no document is written, or if
-    an input changed between its parts. Raises MismatchError if something changed."""
+    """Return the stored plan, with fixed files as they are now.
+
+    None if something changed and no document is written, or if an input changed between its parts. Raises MismatchError
+    if something changed.
+    """
     if any((state / old.unit).glob(f"*{CHANGED}")):
         console.notice(f"{unit_words(old.unit)}: an input changed while its parts were read; starting over")
         shutil.rmtree(state / old.unit)

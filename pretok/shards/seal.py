@@ -49,7 +49,7 @@ DonePlan = tuple[SourcePlan, Mapping[int, PartitionRecord]]
 
 
 def sealed_manifest(shards: Path) -> Manifest | None:
-    """The manifest in `shards`, or None.
+    """Return the manifest in `shards`, or None.
 
     Raises IntegrityError; MismatchError if something else than `pretok tokenize` made the shards.
     """
@@ -147,7 +147,7 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
 
 
 def found_in(plan: SourcePlan, records: Mapping[int, PartitionRecord]) -> SourceCounts:
-    """What was read and rejected of a plan; a damaged file that was left out counts as a record."""
+    """Return what was read and rejected of a plan; a damaged file that was left out counts as a record."""
     left_out = plan.left_out
     rejected = {DAMAGED_FILE: len(left_out)} if left_out else {}
     whole = replace(UNCOUNTED, read=len(left_out), rejected=rejected, left_out=left_out)
@@ -161,8 +161,10 @@ def _seal_source(
     records: Mapping[int, PartitionRecord],
     dtype: np.dtype[np.generic],
 ) -> tuple[SourceCounts, list[Shard], list[SideFile]]:
-    """Add up the records of a source or an append, and merge the small files of its partitions. Returns what the
-    manifest lists."""
+    """Add up the records of a source or an append, and merge the small files of its partitions.
+
+    Returns what the manifest lists.
+    """
     sealed = plan.sealed({number: record.pieces for number, record in records.items()})
     counts = found_in(plan, records)
     suffix = f"{plan.append:05d}"

@@ -143,7 +143,7 @@ class _Job:
         return (self.state / plan.unit).exists()
 
     def plan(self) -> list[list[SourcePlan]]:
-        """The plans of each round: those of the sources, then those of the first append of each, and so on."""
+        """Return the plans of each round: those of the sources, then those of the first append of each, and so on."""
         sealed = {}
         if old := sealed_manifest(self.shards):
             # A kill during the last seal may have left state, which `is_unsealed` would take for unfinished.
@@ -205,11 +205,11 @@ class _Job:
             self._seal(unsealed, failures)
 
     def _todo(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
-        """The tasks that are not done."""
+        """Return the tasks that are not done."""
         return [task for task in self._tasks(plans) if not task.state(".json").exists()]
 
     def _leave_out(self, plan: SourcePlan) -> SourcePlan:
-        """The plan without its damaged files, if its source skips them."""
+        """Return the plan without its damaged files, if its source skips them."""
         source, state = self.recipe.sources[plan.name], self.state / plan.unit
         if not source.skip_damaged:
             return plan
@@ -219,7 +219,7 @@ class _Job:
         return left
 
     def _tasks(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
-        """The tasks of all partitions of the plans. Copies the tokenizer to where workers read it."""
+        """Return the tasks of all partitions of the plans. Copies the tokenizer to where workers read it."""
         recipe, vocab = self.recipe, self.vocab
         old = sealed_manifest(self.shards)
         tokenizer = self.shards / TOKENIZER_FILE
@@ -254,8 +254,10 @@ class _Job:
         ]
 
     def _removed(self, old: Manifest | None) -> tuple[Path, ...]:
-        """The lists of removed texts: that of these shards and that of the recipe. Raises IntegrityError if one is
-        damaged."""
+        """Return the lists of removed texts: that of these shards and that of the recipe.
+
+        Raises IntegrityError if one is damaged.
+        """
         if old:
             old.check(removed_path(old.folder))
         own, named = removed_path(self.shards), self.recipe.shards.removed
@@ -264,8 +266,10 @@ class _Job:
         return tuple(path.absolute() for path in lists)
 
     def _encode(self, plans: list[SourcePlan], step: Step, failed: Failures) -> Failures:
-        """Let workers tokenize the partitions that are not done. failed: those that failed already in this run, which
-        are not tried again. Returns these and those that fail now."""
+        """Let workers tokenize the partitions that are not done.
+
+        failed: those that failed already in this run, which are not tried again. Returns these and those that fail now.
+        """
         failures, tasks, before = list(failed), self._tasks(plans), Counter[str]()
         for record in (load_record(task.state(".json")) for task in tasks):
             before.update(record.counts if record else {})
@@ -292,10 +296,10 @@ class _Job:
         return failures
 
     def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
-        """Seal the plans that are done, and raise an error for partitions that failed, damaged files and sources with
-        too few documents.
+        """Seal the plans that are done.
 
-        A source without documents is not sealed, so that its inputs and settings can still be changed.
+        Raises an error for partitions that failed, damaged files and sources with too few documents. A source without
+        documents is not sealed, so that its inputs and settings can still be changed.
         """
         full, empty = list[DonePlan](), dict[str, SourceCounts]()
         for plan in plans:

@@ -62,9 +62,7 @@ ROLL_OVER = Fraction(5, 4)
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
-    """Everything that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold;
-    tokenizer: the entry of the manifest that the copy next to the shards must match; software: versions that the worker
-    must have."""
+    """Everything that decides the bytes of a partition's shards."""
 
     partition: Partition
     shards_dir: Path
@@ -74,10 +72,13 @@ class TokenizeTask:
     screening: Screening
     normalization: Normalization
     tokenizer: TokenizerEntry
+    """The entry of the manifest that the copy next to the shards must match."""
     target: int
+    """Bytes of tokens a shard should hold."""
     val_fraction: Fraction
     val_seed: int
     software: dict[str, str]
+    """Versions that the worker must have."""
     limits: TemplateLimits = LIMITS
 
     def state(self, suffix: str) -> Path:
@@ -97,7 +98,7 @@ def preload() -> None:
 
 
 def encoder_of(task: TokenizeTask) -> Encoder:
-    """The encoder for a task, loaded unless this process has it or was forked from one that has it.
+    """Return the encoder for a task, loaded unless this process has it or was forked from one that has it.
 
     Raises MismatchError if the file was replaced since the job began.
     """
@@ -127,7 +128,7 @@ def _load(vocab: Vocabulary, entry: TokenizerEntry, markers: tuple[str, ...]) ->
 
 
 def markers_of(task: TokenizeTask) -> tuple[str, ...]:
-    """The tokens of a conversation's template, which no text may become."""
+    """Return the tokens of a conversation's template, which no text may become."""
     how = task.record.conversation
     return tuple(how.markers) if isinstance(how, Conversation) else ()
 
@@ -169,8 +170,10 @@ def _tokenize(
 
 
 def read_task(task: TokenizeTask) -> Iterator[TextBatch]:
-    """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
-    to their end, as `read_whole` does."""
+    """Yield the batches of documents of a partition.
+
+    Raises PartitionsFailed after the last one if inputs could not be read to their end, as `read_whole` does.
+    """
     try:
         batches = read_documents(task.partition, task.record, task.normalization, task.keep, task.limits)
         yield from read_whole(task.partition, batches, task.state_dir.name, task.state_dir)

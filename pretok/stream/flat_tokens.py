@@ -29,15 +29,16 @@ from pretok.shards.manifest import Shard
 
 
 class TokenRanges(NamedTuple):
-    """Where the tokens of sequences lie: n pieces of consecutive tokens, each field (n,).
-
-    row, column: where a piece goes in the requested sequences. address: of its first token. length: its tokens.
-    """
+    """Where the tokens of sequences lie: n pieces of consecutive tokens, each field (n,)."""
 
     row: Ints
+    """The requested sequence that a piece is part of."""
     column: Ints
+    """Where in the sequence it goes."""
     address: Ints
+    """Of its first token."""
     length: Ints
+    """Its tokens."""
 
 
 ReadRange = tuple[int, int, int, int]

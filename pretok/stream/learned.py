@@ -27,19 +27,22 @@ Mask = npt.NDArray[np.bool_]
 
 
 class KindRanges(NamedTuple):
-    """p pieces of sequences, each inside one shard, and n runs of consecutive tokens of one kind.
-
-    row, column: (p,) where a piece goes. size: (p,) its tokens. shard: (p,) its number. first: (p,) its first run.
-    length: (n,) tokens of a run. kind: (n,) its number in `tokenizer.kinds`.
-    """
+    """p pieces of sequences, each inside one shard, and n runs of consecutive tokens of one kind."""
 
     row: Ints
+    """(p,) the requested sequence that a piece is part of."""
     column: Ints
+    """(p,) where in the sequence it goes."""
     size: Ints
+    """(p,) its tokens."""
     shard: Ints
+    """(p,) its number."""
     first: Ints
+    """(p,) its first run."""
     length: Ints
+    """(n,) tokens of a run."""
     kind: Bytes
+    """(n,) its number in `tokenizer.kinds`."""
 
     def fill(self, rows: int, width: int) -> None:
         """Lengthen the runs until they fill `rows` sequences of `width` tokens.

@@ -50,27 +50,28 @@ Length = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class MixSource(Record, frozen=True, omit_defaults=True):
-    """An entry of a mix: a source, a class, the rest of a source, or an append to one of these (`NAME+1`).
-
-    tokens: of its tape, without padding. sequences: per epoch. of: the source of its documents, if it is not `name`.
-    tape: digest of its side file (`stream.tapes`), None for all documents. packed: whether sequences are whole
-    documents (`stream.pack`). targets: targets with loss in an epoch of packed sequences. learn: kinds that are learned
-    in conversations; empty if every token is.
-
-    For appended entries, and for all entries of a mix that has been continued since: manifest: the shards when it was
-    added. begin: the token of its source in the split at which its documents begin.
-    """
+    """An entry of a mix: a source, a class, the rest of a source, or an append to one of these (`NAME+1`)."""
 
     name: str
     tokens: Count
+    """Of its tape, without padding."""
     sequences: Count
+    """Per epoch."""
     of: str | None = None
+    """The source of its documents, if it is not `name`."""
     tape: Digest | None = None
+    """Digest of its side file (`stream.tapes`), None for all documents."""
     packed: bool = False
+    """Whether sequences are whole documents (`stream.pack`)."""
     targets: Count = 0
+    """Targets with loss in an epoch of packed sequences."""
     learn: tuple[str, ...] = ()
+    """Kinds that are learned in conversations; empty if every token is."""
     manifest: Digest | None = None
+    """For appended entries, and for all entries of a mix that has been continued since: the shards when it was added.
+    """
     begin: Count = 0
+    """For the same, the token of its source in the split at which its documents begin."""
 
     @property
     def held_in(self) -> str:
@@ -88,12 +89,12 @@ class MixSource(Record, frozen=True, omit_defaults=True):
 
 
 class Stage(Record, frozen=True, omit_defaults=True):
-    """A stage of a mix. quotas: sequences that each entry gives. length: its positions, if the next stage begins before
-    all quotas are given.
-    """
+    """A stage of a mix."""
 
     quotas: tuple[Count, ...]
+    """Sequences that each entry gives."""
     length: Count | None = None
+    """Its positions, if the next stage begins before all quotas are given."""
 
     @property
     def positions(self) -> int:
@@ -196,8 +197,9 @@ class Mix(Record, frozen=True, dict=True):
 
     @property
     def within(self) -> bool:
-        """Whether its numbers stay within its entries, so that it reads no other tokens. Only a forged file, such as
-        one inside a certificate, fails this.
+        """Whether its numbers stay within its entries, so that it reads no other tokens.
+
+        Only a forged file, such as one inside a certificate, fails this.
         """
         for stage in self.stages:
             if len(stage.quotas) != len(self.sources):

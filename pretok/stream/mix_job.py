@@ -41,35 +41,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MixRequest:
-    """A request for a mix: a [mix] table, for one split.
-
-    after: positions that the new stages follow (`stream.continued`); the new mix keeps their sequence length, seed and
-    split. learn: kinds of tokens that are learned in sources of conversations, by source; default: the assistant's.
-    """
+    """A request for a mix: a [mix] table, for one split."""
 
     table: MixTable
     split: str = "train"
     after: Mix | None = None
+    """Positions that the new stages follow (`stream.continued`); the new mix keeps their sequence length, seed and
+    split."""
     learn: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Kinds of tokens that are learned in sources of conversations, by source; default: the assistant's."""
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The figures of a mix; tokens are counted as targets.
-
-    stages: for each its tokens, the share of each pool, and prefix_bound_tokens, how far any prefix may be from these
-    shares. sources: for each entry the result of `_source_report`. left_out: tokens of sources that are not in the mix.
-    notes: what is not read. classes: the requested conditions. continued_at: number of sequences taken from the mix
-    that is continued.
-    """
+    """The figures of a mix; tokens are counted as targets."""
 
     sequences: Count
     tokens: Count
     stages: tuple[dict[str, Any], ...]
+    """For each its tokens, the share of each pool, and prefix_bound_tokens, how far any prefix may be from these
+    shares."""
     sources: dict[str, dict[str, Any]]
+    """For each entry the result of `_source_report`."""
     left_out: dict[str, Count]
+    """Tokens of sources that are not in the mix."""
     notes: tuple[str, ...]
+    """What is not read."""
     classes: dict[str, str]
+    """The requested conditions."""
     continued_at: Count | None = None
+    """Number of sequences taken from the mix that is continued."""
 
 
 def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:

@@ -39,14 +39,14 @@ FEW = 8
 
 
 class _Due(NamedTuple):
-    """The sources that are due in n units of time, sorted by unit and due time.
-
-    row: (all,) the unit. source: (all,) the source. first: (n,) where the sources of each unit begin.
-    """
+    """The sources that are due in n units of time, sorted by unit and due time."""
 
     row: Ints
+    """(all,) the unit."""
     source: Ints
+    """(all,) the source."""
     first: Ints
+    """(n,) where the sources of each unit begin."""
 
 
 class Schedule:

@@ -45,21 +45,25 @@ class _Noted(Record, frozen=True):
 
 
 class Packing(Record, frozen=True, kw_only=True):
-    """The record in a packed tape.
-
-    shards: their number. indexes: see `shards_key`. documents, tokens: those packed. bins: sequences. cut: documents
-    longer than a sequence. targets: targets with loss in all bins. squares: sum over bins of their squared targets.
-    """
+    """The record in a packed tape."""
 
     shards: Count
+    """Their number."""
     indexes: Digest
+    """See `shards_key`."""
     seq_len: Count
     documents: Count
+    """Those packed."""
     tokens: Count
+    """Of the packed documents."""
     bins: Count
+    """Sequences."""
     cut: Count
+    """Documents longer than a sequence."""
     targets: Count
+    """Targets with loss in all bins."""
     squares: Count
+    """Sum over bins of their squared targets."""
 
 
 def pack(

@@ -74,6 +74,7 @@ def load_profile(name: str) -> Profile:
             f"profile {path} does not exist (known: {known}; or give the path of a file that ends with .sh)"
         )
     path = path.resolve()
+    # Bash itself reads the profile, which may compute its values; NUL ends each, as a value may hold line feeds.
     show = 'set -eu; source "$1"; for name in ${!SITE_@}; do printf "%s=%s\\0" "$name" "${!name}"; done'
     shell = subprocess.run(["bash", "-c", show, "_", str(path)], capture_output=True, text=True, check=False)
     if shell.returncode:
@@ -163,6 +164,7 @@ def plan_chain(
         before = [f"afterok:$JOB_{len(jobs) - 1}"] if jobs else []
         for link in range(1, getattr(recipe.slurm, stage).links + 1):
             conditions = before + ([f"afterany:$JOB_{len(jobs) - 1}"] if link > 1 else [])
+            # A job whose condition can no longer come true would else stay in the queue for ever.
             wait = f"--dependency={','.join(conditions)} --kill-on-invalid-dep=yes " if conditions else ""
             command = f"sbatch --parsable {wait}{words}"
             jobs.append(Job(stage, link, command, int(given["nodes"]), given.get("time", "")))
@@ -208,6 +210,7 @@ def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -
     own: SlurmStage = getattr(slurm, stage)
     values = {option: profile.get(f"{_kind(stage)}_{name}") for option, name in SBATCH.items()} | {
         "job-name": f"{recipe.out.name}-{stage}",
+        # sbatch expands % in this path; two of them stand for one.
         "output": f"{str(folder.absolute()).replace('%', '%%')}/%x-%j.out",
         "account": slurm.account or profile.get("ACCOUNT"),
         "nodes": str(own.nodes + (slurm.spare if stage == "train" else 0)),
@@ -261,8 +264,10 @@ def submit_chain(jobs: Sequence[Job], script: str, folder: Path) -> list[str]:
         raise UsageError(
             f"{folder} exists: another command submitted a chain in this second; run this one again"
         )
+    # The same script that --dry-run prints: what was shown is what runs.
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=False)
     record = folder / RECORD
+    # The script writes a line after each job, so the file says how far it came, also after a refusal.
     ids = [line.split("\t")[0] for line in record.read_text("utf-8").splitlines()] if record.exists() else []
     if done.returncode:
         job = jobs[len(ids)]

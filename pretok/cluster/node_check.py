@@ -87,6 +87,7 @@ def _write(folder: Path) -> tuple[int, float]:
             file.flush()
             os.fsync(file.fileno())
         speed = WRITE_BYTES / (time.monotonic() - began)
+        # The server of the files sets this time, by its own clock.
         path.touch()
         return int(speed), abs(path.stat().st_mtime - time.time())
     finally:
@@ -95,6 +96,7 @@ def _write(folder: Path) -> tuple[int, float]:
 
 def _gpus() -> int:
     """Count the GPUs that this job may use: those in its environment, else all of NVIDIA's driver."""
+    # Slurm sets the variable for a job with some of a node's GPUs, while /dev still shows all of them.
     given = next((os.environ[name] for name in VISIBLE_DEVICES if name in os.environ), None)
     return len(
         list(Path("/dev").glob("nvidia[0-9]*")) if given is None else list(filter(None, given.split(",")))
@@ -148,6 +150,7 @@ def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
         for name, check in own.items():
             if check.problem:
                 (shared.add if name == SHARED else problems.append)(f"{name}: {check.problem}")
+            # The median: one slow node, or a few, must not move what the others are held against.
             median = statistics.median(numbers.get(name, [0]))
             if check.number is not None and check.number < SLOWEST * median:
                 problems.append(f"{name}: {check.value}, the median is {median:.3g}")

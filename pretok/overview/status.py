@@ -230,6 +230,7 @@ def _ended(job: LoggedJob | None) -> str:
 
 def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> Iterator[StepStatus]:
     """Yield the row of a folder that the commands write, which is complete when it has `file`."""
+    # The lock first: a running job has unfinished files, which would look like those of a killed one.
     if holder := holder_of(folder):
         yield StepStatus(what, RUNNING, detail=logs.at_work(holder, *commands))
     elif (folder / file).exists():

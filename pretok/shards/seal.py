@@ -177,6 +177,7 @@ def _seal_source(
         *val,
     ]
     documents = sum(shard.documents for shard in entries)
+    # The promise that nothing is lost, checked where the counts of readers, writers and rejects meet.
     if counts.read != documents + rejected or rejected != sum(counts.rejected.values()):
         raise AssertionError(
             f"source {plan.name}: read {counts.read}, wrote {documents}, rejected {counts.rejected}, of which "

@@ -62,6 +62,7 @@ class OpenFiles:
         self._sequential = sequential
 
     def __getstate__(self) -> dict[str, object]:
+        # A descriptor means nothing in another process, which opens its own files.
         return self.__dict__ | {"_files": OrderedDict()}
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -78,6 +79,7 @@ class OpenFiles:
         return file
 
     def _open(self, number: int) -> int:
+        # Closed before the new one is opened, so the limit holds at every moment.
         if len(self._files) >= self.limit:
             os.close(self._files.popitem(last=False)[1])
         path, expected = self.paths[number], self.sizes[number]
@@ -86,6 +88,7 @@ class OpenFiles:
         if (size := os.fstat(file).st_size) != expected:
             os.close(file)
             raise IntegrityError(f"{path} has {size} bytes, expected {expected}")
+        # Sequences are read in a shuffled order: by default the kernel would read on behind each, for nobody.
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL if self._sequential else os.POSIX_FADV_RANDOM)
         self._files[number] = file
         return file

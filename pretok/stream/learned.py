@@ -65,6 +65,7 @@ class Learned:
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
         wanted = [[not some or kind in some for kind in KINDS] for some in learn]
         self._learned = np.array(wanted, np.bool_)
+        # Plain text is learned whatever kinds are chosen: `learn` is about conversations.
         self._learned[:, TEXT] = True
         self._known: Mask = np.array([shard.kinds is not None for shard in shards], np.bool_)
         self._files: OrderedDict[int, ShardSpans] = OrderedDict()
@@ -92,6 +93,7 @@ class Learned:
 
     def _are_learned(self, runs: KindRanges, entry: Ints) -> Mask:
         """Return which runs are learned, (n,) bool."""
+        # Mostly all entries learn the same kinds: then the entry of a run need not be known.
         if (self._learned == self._learned[0]).all():
             return np.take(self._learned[0], runs.kind)
         counts = np.diff(runs.first, append=len(runs.kind))

@@ -82,6 +82,7 @@ def divide(quota: int, sizes: Sequence[int], spent: Sequence[int]) -> list[int]:
 
     They give the rest of an epoch that not all have ended, then whole epochs.
     """
+    # Whole epochs that every entry has given; who has given more waits until the others have, too.
     level = min((done // size for size, done in zip(sizes, spent, strict=True) if size), default=0)
     left = [max((level + 1) * size - done, 0) for size, done in zip(sizes, spent, strict=True)]
     if quota <= sum(left):

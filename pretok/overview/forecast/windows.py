@@ -73,6 +73,8 @@ def windows(probes: Sequence[Probe], seed: str, errors: dict[str, str]) -> Itera
         chosen = Counter(min(file, len(probes) - 1) for file in files)
     for number, points in chosen.items():
         probe = probes[number]
+        # One random start for all windows of a file, which then lie at equal distances: less spread than places drawn
+        # one by one, and the same at every call.
         start = random.Random(f"{seed}/{number}").random() / points
         places = [start + place / points for place in range(points)]
         try:

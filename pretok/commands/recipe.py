@@ -212,7 +212,8 @@ def submit(
     console.show(job.chain_table(jobs, f"{folder}"))
     ids = job.submit_chain(jobs, script, folder)
     submitted = [
-        {"id": number, "stage": one.stage, "link": one.link} for number, one in zip(ids, jobs, strict=True)
+        {"id": number, "stage": queued.stage, "link": queued.link}
+        for number, queued in zip(ids, jobs, strict=True)
     ]
     if json:
         print_json({"folder": str(folder), "jobs": submitted})

@@ -105,7 +105,7 @@ class RunHistory:
 
     @property
     def energy(self) -> dict[str, float | None]:
-        """MWh at the devices, PUE, kg CO2e per kWh (of the last start) and t CO2e; None what a start did not tell."""
+        """MWh at the devices, PUE, kg CO2e per kWh (of the last start) and t CO2e; None what a start did not say."""
         last = self.attempts[-1] if self.attempts else {}
         result: dict[str, float | None] = {"pue": last.get("pue"), "carbon": last.get("carbon")}
         for name in ("mwh", "tco2e"):

@@ -247,8 +247,8 @@ def _left_out(file: Path) -> list[str]:
         made = read_record(_Made, read_json(file), file)
     except PretokError:  # who reads the result says so
         return []
-    left_out = [*made.left_out, *(one for part in made.sources.values() for one in part.left_out)]
-    return [one.file for one in left_out]
+    left_out = [*made.left_out, *(damaged for part in made.sources.values() for damaged in part.left_out)]
+    return [damaged.file for damaged in left_out]
 
 
 def _without(files: Sequence[str]) -> str:
@@ -299,7 +299,7 @@ def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
             counts, appends = manifest.sources[unit], manifest.appends(unit)
             detail = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
             detail += f", appended to {plural(appends, 'time')}" if appends else ""
-            detail += _without([one.file for one in counts.left_out])
+            detail += _without([damaged.file for damaged in counts.left_out])
             yield StepStatus(f"shards of {name}", FINISHED, detail=detail)
     if not sealed and not planned and folder.exists():
         state = RUNNING if holder else UNFINISHED
@@ -315,15 +315,15 @@ def _annotations(manifest: Manifest, logs: _Logs) -> Iterator[StepStatus]:
     except PretokError as error:
         yield StepStatus("annotations", FAILED, detail=str(error), next=again)
         return
-    for one in found:
-        what = f"annotations {one.name}"
-        problems, unknown = outdated_parts(manifest, one), unknown_sources(manifest, one)
+    for notes in found:
+        what = f"annotations {notes.name}"
+        problems, unknown = outdated_parts(manifest, notes), unknown_sources(manifest, notes)
         if problems:
             yield StepStatus(what, FAILED, detail=problems[0], next=again)
         elif unknown:
             yield StepStatus(what, UNFINISHED, detail=f"not for {', '.join(unknown)}", next=again)
         else:
-            detail = f"{one.matched:,} of {plural(one.documents, 'document')}"
+            detail = f"{notes.matched:,} of {plural(notes.documents, 'document')}"
             yield StepStatus(what, FINISHED, detail=detail)
 
 

@@ -68,8 +68,8 @@ def read_whole(
         note.unlink(missing_ok=True)
         return
     write_json(note, to_json(damaged))
-    told = [f"{path}: {one.error}" for path, one in damaged.items()]
-    raise PartitionsFailed("; ".join((listed(told, SHOWN, "; "), *advice)))
+    reasons = [f"{path}: {note.error}" for path, note in damaged.items()]
+    raise PartitionsFailed("; ".join((listed(reasons, SHOWN, "; "), *advice)))
 
 
 def read_in_part(plan: SourcePlan, state: Path) -> dict[str, DamagedFile]:
@@ -116,7 +116,7 @@ def without_damaged(
     final: endings of files of a partition that must stay once they exist. Other files than those of the plan's own
     partitions are left alone; the caller stores the plan.
     """
-    damaged = {path: one.error for path, one in read_in_part(plan, state).items() if one.skippable}
+    damaged = {path: note.error for path, note in read_in_part(plan, state).items() if note.skippable}
     readers = [p for p in plan.partitions if any(piece.file.path in damaged for piece in p.pieces)]
     if not damaged or any((state / f"{p.name}{suffix}").exists() for p in readers for suffix in final):
         return plan
@@ -129,9 +129,11 @@ def without_damaged(
         return plan
     if not (left := plan.without(damaged)).partitions:
         return plan
-    told = [
-        f"{one.file} ({human_bytes(one.bytes)}): {one.reason}" for one in left.left_out if one.file in damaged
+    lines = [
+        f"{lost.file} ({human_bytes(lost.bytes)}): {lost.reason}"
+        for lost in left.left_out
+        if lost.file in damaged
     ]
-    console.notice(f"warning: {unit}: left out, damaged:\n  " + listed(told, SHOWN, "\n  "))
+    console.notice(f"warning: {unit}: left out, damaged:\n  " + listed(lines, SHOWN, "\n  "))
     forget(readers, state)
     return left

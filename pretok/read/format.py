@@ -149,7 +149,9 @@ def text_size(file: InputFile) -> int:
 
 def too_long(limit: int, keep: Keep = ()) -> Records:
     """Return a record that was skipped because it has more than `limit` bytes."""
-    one, no_texts = np.ones(1, np.int64), from_buffers(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    single, no_texts = np.ones(1, np.int64), from_buffers(np.empty(0, np.uint8), np.zeros(1, np.int64))
     kept = [(pa.nulls(0, TYPES[column.type]), np.zeros(0, np.bool_)) for column in keep]
     status = np.full(1, TOO_LONG, np.uint8)
-    return Records(status, no_texts, lambda _: f"more than {limit} bytes", limit + one, one - 1, 1, kept)
+    return Records(
+        status, no_texts, lambda _: f"more than {limit} bytes", limit + single, single - 1, 1, kept
+    )

@@ -86,8 +86,8 @@ def merge_rejects(path: Path, state: Path, sealed: SourcePlan) -> int:
     places = {place: (row.file.path, before) for place, row, before in sealed.placed()}
     rejects = 0
     with atomic_open(path, "w") as out:
-        for one in sealed.left_out:
-            row = {"file": one.file, "position": 0, "reason": DAMAGED_FILE, "detail": one.reason}
+        for damaged in sealed.left_out:
+            row = {"file": damaged.file, "position": 0, "reason": DAMAGED_FILE, "detail": damaged.reason}
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
             rejects += 1
         for partition in sealed.partitions:
@@ -111,9 +111,9 @@ def worst_files(paths: Iterable[Path]) -> str:
             number[reject["file"]] += 1
             first.setdefault(reject["file"], reject)
     worst = nlargest(WORST, number.items(), key=lambda item: item[1])
-    told = [
+    lines = [
         f"{file}: {count:,}, the first at line {first[file]['position']} ({first[file]['reason']}: "
         f"{first[file]['detail']})"
         for file, count in worst
     ]
-    return "\n    ".join(["most of them are in", *told, f"all are in {', '.join(map(str, read))}"])
+    return "\n    ".join(["most of them are in", *lines, f"all are in {', '.join(map(str, read))}"])

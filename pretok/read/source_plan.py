@@ -136,9 +136,11 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
     def cut(self, partitions: Iterable[Partition]) -> SourcePlan:
         """Return the plan, cut into partitions."""
         rows = [
-            PlannedPiece(piece.file, one.number, piece.start, piece.stop, piece.first, one.estimate)
-            for one in partitions
-            for piece in one.pieces
+            PlannedPiece(
+                piece.file, partition.number, piece.start, piece.stop, piece.first, partition.estimate
+            )
+            for partition in partitions
+            for piece in partition.pieces
         ]
         paths = {row.file.path for row in rows}
         return replace(self, rows=(*rows, *(PlannedPiece(f) for f in self.inputs if f.path not in paths)))

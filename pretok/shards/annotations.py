@@ -165,8 +165,8 @@ def open_annotations(manifest: Manifest) -> list[Annotations]:
     Raises MismatchError if one was joined to documents that have changed.
     """
     annotations = find_annotations(manifest.folder)
-    for one in annotations:
-        if outdated := outdated_parts(manifest, one):
+    for found in annotations:
+        if outdated := outdated_parts(manifest, found):
             raise MismatchError(outdated[0])
     return annotations
 

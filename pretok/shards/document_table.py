@@ -50,9 +50,9 @@ def scan(
         needed.append("tokens")  # at least one column, to know the number of rows
     for shard, first in shards:
         others = [
-            one.windows(shard, names)
-            for one in joined
-            if (names := [name for name in columns if name in one.types])
+            notes.windows(shard, names)
+            for notes in joined
+            if (names := [name for name in columns if name in notes.types])
         ]
         for rows in ledger_windows(shard.ledger_path, needed):
             known = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -81,7 +81,7 @@ def documents_at(
     """
     manifest.check(shard.ledger_path)
     columns = ["position", *ledger_schema(shard.ledger_path).names]
-    columns += [name for one in joined for name in one.types]
+    columns += [name for notes in joined for name in notes.types]
     documents: list[dict[str, Any]] = []
     for _, first, rows in scan(manifest, columns, [(shard, 0)], joined):
         in_window = [number - first for number in numbers if first <= number < first + len(rows)]
@@ -162,7 +162,7 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
     # of a row in its file, with the documents before the shard, identifies a document.
     placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
     paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
-    paths += [(one.folder / part.path, shard) for one in joined for shard, part in one.parts.items()]
+    paths += [(notes.folder / part.path, shard) for notes in joined for shard, part in notes.parts.items()]
     files = [
         {
             "path": str(path),
@@ -196,9 +196,9 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
     parts = []
-    for one in joined:
-        names = ", ".join(f"a.{identifier(name)}" for name in one.types)
-        rows = parquet(one.roots, ROWS)
+    for notes in joined:
+        names = ", ".join(f"a.{identifier(name)}" for name in notes.types)
+        rows = parquet(notes.roots, ROWS)
         parts.append(
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
             FROM {rows} a JOIN row_files f ON f.path = a."pretok:file") USING (source, split, doc)"""

@@ -275,7 +275,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
         An older one has the counts of its shards, but not those of records read and rejected. Raises IntegrityError.
         """
-        old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
+        old = next((version for version in self.versions() if version.fingerprint == fingerprint), None)
         return old if old is None or old is self else old.counted()
 
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
@@ -283,7 +283,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
         Raises IntegrityError.
         """
-        old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
+        old = next((version for version in self.versions() if version.fingerprint == fingerprint), None)
         return old.shards if old else None
 
     @property

@@ -55,13 +55,15 @@ def load_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
 
     state: the folder of the plan.
     """
-    records = ((one.number, load_record(state / f"{one.name}.json")) for one in plan.partitions)
+    records = (
+        (partition.number, load_record(state / f"{partition.name}.json")) for partition in plan.partitions
+    )
     return {number: record for number, record in records if record is not None}
 
 
 def all_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
     """Return the records of a plan of which every partition is done, once this node sees them."""
-    await_files([state / f"{one.name}.json" for one in plan.partitions])
+    await_files([state / f"{partition.name}.json" for partition in plan.partitions])
     return load_records(state, plan)
 
 

@@ -60,22 +60,24 @@ def plan_source(
         rows = tuple(PlannedPiece(file) for file in listing.files)
         asked.append(SourcePlan(name, settings, rows, append=append, config=config))
     plans: list[SourcePlan] = []
-    for one in asked:
-        old = read_plan(state / one.unit / PLAN_FILE) or next(iter(sealed[one.append : one.append + 1]), None)
-        new = _continue(old, one, state, console) if old is not None else None
+    for wanted in asked:
+        old = read_plan(state / wanted.unit / PLAN_FILE) or next(
+            iter(sealed[wanted.append : wanted.append + 1]), None
+        )
+        new = _continue(old, wanted, state, console) if old is not None else None
         if new is None:
-            probes = probe_inputs(one.inputs, *source.probed, console=console)
+            probes = probe_inputs(wanted.inputs, *source.probed, console=console)
             check_kept(name, plans[0].kept if plans else source.kept, probes)
             target = size or shard_bytes(probes, itemsize)
             first = max((plan.end for plan in plans), default=0)
             new = replace(
-                one.cut(plan(name, probes, target, itemsize, first)),
+                wanted.cut(plan(name, probes, target, itemsize, first)),
                 settings=settings | {"target": target},
                 kept=tuple(replace(column, type=column.type or "text") for column in source.kept),
             )
-            write_plan(state / one.unit / PLAN_FILE, new)
+            write_plan(state / wanted.unit / PLAN_FILE, new)
         plans.append(new)
-    return [replace(one, stamps=stamps) for one in plans]
+    return [replace(plan, stamps=stamps) for plan in plans]
 
 
 def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console) -> SourcePlan | None:
@@ -107,7 +109,11 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
     if new != old:
         fixed = set(new.rows) - set(old.rows)
         forget(
-            (one for one in old.partitions if one.number in {row.partition for row in fixed}),
+            (
+                partition
+                for partition in old.partitions
+                if partition.number in {row.partition for row in fixed}
+            ),
             state / old.unit,
         )
         write_plan(state / old.unit / PLAN_FILE, new)

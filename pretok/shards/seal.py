@@ -209,8 +209,8 @@ def _merge_validation(
     if not small:
         return [], ()
     with ShardWriter(prefix, dtype, ledger_schema(ledger_path(small[0]))) as writer:
-        for one in small:
+        for part in small:
             # In the order of the partitions, which is that of the token stream.
-            writer.copy(one)
+            writer.copy(part)
         shard, files = writer.seal(plan.name, "val")
         return [shard], files

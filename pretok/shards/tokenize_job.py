@@ -179,7 +179,7 @@ class _Job:
                             self.console,
                         )
                     )
-        return [[one for one in parts if one] for parts in zip_longest(*plans)]
+        return [[plan for plan in parts if plan] for parts in zip_longest(*plans)]
 
     def run(self, plans: list[SourcePlan]) -> None:
         """Tokenize and seal the plans of a round that are not sealed yet."""
@@ -322,8 +322,8 @@ class _Job:
         raise_failures(failures, self.console.log)
         sealed = load_manifest(self.shards).sources if has_manifest(self.shards) else {}
         counts = {
-            name: (one.read, one.rejected)
-            for name, one in (sealed | empty).items()
+            name: (known.read, known.rejected)
+            for name, known in (sealed | empty).items()
             if name in self.recipe.sources
         }
 

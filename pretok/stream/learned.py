@@ -118,8 +118,8 @@ class Learned:
         chats = chats[np.lexsort((begin[chats], shard[chats]))]
         numbers, at = np.unique(shard[chats], return_index=True)
         by_shard = list(zip(numbers.tolist(), np.split(chats, at[1:]), strict=True)) if len(numbers) else []
-        for one, mine in by_shard:
-            ends = self._spans(one).ends
+        for number, mine in by_shard:
+            ends = self._spans(number).ends
             low[mine] = np.searchsorted(ends, begin[mine], side="right")
             counts[mine] += np.searchsorted(ends, end[mine] - 1, side="right") - low[mine]
         if (counts < 1).any():
@@ -127,8 +127,8 @@ class Learned:
         behind = np.cumsum(counts)
         first, last = behind - counts, behind - 1
         stop, kind = np.empty(int(counts.sum()), np.int64), np.full(int(counts.sum()), TEXT, np.uint8)
-        for one, mine in by_shard:
-            file, to = self._spans(one), ranges(first[mine], behind[mine])[1]
+        for number, mine in by_shard:
+            file, to = self._spans(number), ranges(first[mine], behind[mine])[1]
             spans = to + np.repeat(low[mine] - first[mine], counts[mine])
             stop[to], kind[to] = file.ends[spans], file.kinds[spans]
         # A span ends in the shard where the next one begins; the last one of a piece ends with the piece.

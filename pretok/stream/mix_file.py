@@ -157,7 +157,9 @@ class Mix(Record, frozen=True, dict=True):
         Packed sequences count with their mean, which is exact at the end of each epoch.
         """
         counts = self.order().prefixes(np.array([length]))[0].tolist()
-        return [count * one.predicted(self.seq_len) for count, one in zip(counts, self.sources, strict=True)]
+        return [
+            count * source.predicted(self.seq_len) for count, source in zip(counts, self.sources, strict=True)
+        ]
 
     def __len__(self) -> int:
         return self.length
@@ -175,7 +177,7 @@ class Mix(Record, frozen=True, dict=True):
         for number, source in enumerate(self.sources):
             if any(stage.quotas[number] for stage in mix.stages):
                 newest[source.held_in] = max(source.begin, newest.get(source.held_in, 0))
-        kept = [n for n, one in enumerate(self.sources) if one.begin <= newest.get(one.held_in, 0)]
+        kept = [n for n, source in enumerate(self.sources) if source.begin <= newest.get(source.held_in, 0)]
         stages = tuple(replace(stage, quotas=tuple(stage.quotas[n] for n in kept)) for stage in mix.stages)
         return replace(mix, sources=tuple(self.sources[n] for n in kept), stages=stages)
 
@@ -192,7 +194,7 @@ class Mix(Record, frozen=True, dict=True):
             [stage.quotas for stage in self.stages],
             self.seed,
             self.lengths,
-            [self.seq_len * one for one in moved],
+            [self.seq_len * shifted for shifted in moved],
         )
 
     @property
@@ -207,7 +209,8 @@ class Mix(Record, frozen=True, dict=True):
             if not stage.positions <= sum(stage.quotas) < MAX_SEQUENCES:
                 return False
             if any(
-                quota and not one.sequences for quota, one in zip(stage.quotas, self.sources, strict=True)
+                quota and not source.sequences
+                for quota, source in zip(stage.quotas, self.sources, strict=True)
             ):
                 return False
         return self.length > 0 and all(

@@ -282,7 +282,7 @@ class Order:
     def _keys_of(self, entry: Ints, epoch: Ints) -> UInt64s:
         """Return (n, ROUNDS) round keys."""
         return self._of_epochs(
-            entry, epoch, lambda one, number: round_keys(self.seed, self.names[one], number)
+            entry, epoch, lambda entry, epoch: round_keys(self.seed, self.names[entry], epoch)
         )
 
     def _of_epochs(self, entry: Ints, epoch: Ints, value: Callable[[int, int], Any]) -> npt.NDArray[Any]:

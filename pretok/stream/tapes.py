@@ -266,10 +266,11 @@ class SideTape:
         if (counts < 1).any() or (counts > EACH).any():
             raise self._damaged()
         parts = [
-            self._read(*one) for one in zip((place >> 1).tolist(), (counts * sizes).tolist(), strict=True)
+            self._read(at, size)
+            for at, size in zip((place >> 1).tolist(), (counts * sizes).tolist(), strict=True)
         ]
         address, code = (np.empty(int(counts.sum()), np.int64) for _ in range(2))
-        if [_check(*one) for one in zip(parts, low.tolist(), strict=True)] != check.tolist():
+        if [_check(part, least) for part, least in zip(parts, low.tolist(), strict=True)] != check.tolist():
             raise self._damaged()
         of = np.repeat(np.arange(len(blocks)), counts)
         for kind, blocks_of in ((NARROW, ~wide), (WIDE, wide)):
@@ -364,9 +365,9 @@ class Tapes:
                 np.full_like(whole, self._length),
             )
         ]
-        for one in np.unique(entry[filed]).tolist():
-            mine = np.flatnonzero(entry == one)
-            pieces = self.between(one, first[mine], first[mine] + self._length)
+        for which in np.unique(entry[filed]).tolist():
+            mine = np.flatnonzero(entry == which)
+            pieces = self.between(which, first[mine], first[mine] + self._length)
             parts.append(pieces._replace(row=mine[pieces.row]))
         return _in_rows(parts)
 

@@ -170,9 +170,10 @@ def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: fl
     """
     named = {name for stage in mix.all_stages for name in (stage.weights or sources)}
     mixed = {name: source for name, source in sorted(sources.items()) if name in named}
-    tokens, epochs, problem = _try(mix, mixed, train, lambda one: one.value)
-    ends = [_try(mix, mixed, train, end) for end in (lambda one: one.low, lambda one: min(one.high, ENDLESS))]
-    return MixForecast(tokens, epochs, problem, all(bool(end[2]) == bool(problem) for end in ends))
+    tokens, epochs, problem = _try(mix, mixed, train, lambda estimate: estimate.value)
+    low = _try(mix, mixed, train, lambda estimate: estimate.low)
+    high = _try(mix, mixed, train, lambda estimate: min(estimate.high, ENDLESS))
+    return MixForecast(tokens, epochs, problem, bool(low[2]) == bool(high[2]) == bool(problem))
 
 
 def _try(

@@ -79,8 +79,8 @@ class MeasuredSource:
         Only the second half of the windows counts: by then the encoder's word cache is warm.
         """
         late = self.windows[len(self.windows) // 2 :]
-        parsing = sum(one.parsing for one in late) / max(1, sum(one.bytes for one in late))
-        encoding = sum(one.encoding for one in late) / max(1, sum(one.encoded for one in late))
+        parsing = sum(window.parsing for window in late) / max(1, sum(window.bytes for window in late))
+        encoding = sum(window.encoding for window in late) / max(1, sum(window.encoded for window in late))
         return 1 / max(parsing + encoding, 1e-12)
 
 

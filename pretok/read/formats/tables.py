@@ -316,7 +316,7 @@ def _all_rows(
 
     After an error that may be temporary, it reads again and skips what was given already.
 
-    A lack of memory is told with the `place`. Any other exception becomes CorruptInputError after the last rows: the
+    A lack of memory names the `place`. Any other exception becomes CorruptInputError after the last rows: the
     bytes are not what the library expects.
     """
     given, tries = 0, Tries()

@@ -56,17 +56,17 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
         for batch in read_task(task):
             piece, count = task.partition.pieces[batch.piece], len(batch.texts)
             sizes = np.diff(buffers(batch.texts)[1])
-            rows = ledger_rows(
-                pa.repeat(pa.scalar(piece.file.path, pa.string()), count),
-                np.full(count, piece.origin[0]),
-                piece.origin[1] + batch.numbers,
-                np.zeros(count, np.int32),
-                sizes,
-                hash_texts(batch.texts),
-                [pa.array(np.full(count, batch.piece)), pa.array(batch.numbers)],
-                HASHED,
-            )
-            writer.append(rows)
+            columns = {
+                "file": pa.repeat(pa.scalar(piece.file.path, pa.string()), count),
+                "start": np.full(count, piece.origin[0]),
+                "record": piece.origin[1] + batch.numbers,
+                "tokens": np.zeros(count, np.int32),
+                "bytes": sizes,
+                "hash": hash_texts(batch.texts),
+                PIECE: np.full(count, batch.piece),
+                NUMBER: batch.numbers,
+            }
+            writer.append(ledger_rows(columns, HASHED))
             report({"documents": count, "bytes": int(sizes.sum())})
         writer.seal(task.partition.source)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,6 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
-from pretok.base.tokens import Hashes
 from pretok.base.tree import TreeFile
 from pretok.read.batches import HASH, hash_column
 from pretok.read.kept import TYPES, KeptColumn
@@ -72,19 +72,9 @@ def hex_digits(column: pa.Array) -> pa.LargeStringArray:
     )
 
 
-def ledger_rows(
-    files: pa.StringArray,
-    starts: npt.NDArray[np.int64],
-    records: npt.NDArray[np.int64],
-    tokens: npt.NDArray[np.int32],
-    sizes: npt.NDArray[np.int64],
-    hashes: Hashes,
-    kept: Sequence[pa.Array] = (),
-    schema: pa.Schema = SCHEMA,
-) -> pa.RecordBatch:
-    """Ledger rows of documents. starts: `start` above; sizes: bytes of the texts; kept: the kept columns."""
-    numbers = map(pa.array, (starts, records, tokens, sizes))
-    return pa.RecordBatch.from_arrays([files, *numbers, hash_column(hashes), *kept], schema=schema)
+def ledger_rows(columns: Mapping[str, Any], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """Make ledger rows of a column of documents for each name in `schema`; `hash` as `hash_texts` gives it."""
+    return pa.RecordBatch.from_pydict({**columns, "hash": hash_column(columns["hash"])}, schema=schema)
 
 
 class LedgerWriter:

@@ -260,16 +260,17 @@ class PartitionWriter:
             ids = hash_ids(*encoded.ids(self.task.tokenizer.bos_id is not None))
             self._remarks[NOT_CANONICAL] += int((ids != joined.before[rows]).sum())
         pieces = joined.pieces[rows]
-        described = ledger_rows(
-            self._files.take(pa.array(pieces)),
-            self._origins[pieces, 0],
-            self._origins[pieces, 1] + joined.numbers[rows],
-            encoded.lengths,
-            encoded.sizes,
-            encoded.hashes,
-            [column.take(pa.array(rows)) for column in joined.kept],
-            self._schema,
-        )
+        columns = {
+            "file": self._files.take(pa.array(pieces)),
+            "start": self._origins[pieces, 0],
+            "record": self._origins[pieces, 1] + joined.numbers[rows],
+            "tokens": encoded.lengths,
+            "bytes": encoded.sizes,
+            "hash": encoded.hashes,
+        }
+        kept = zip(self._schema.names[len(columns) :], joined.kept, strict=True)
+        columns |= {name: values.take(pa.array(rows)) for name, values in kept}
+        described = ledger_rows(columns, self._schema)
         if split not in self._writers:  # most partitions have few or no documents for validation
             name, number = self.task.partition.name, len(self._shards)
             train = (

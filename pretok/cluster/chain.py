@@ -17,7 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -182,6 +182,35 @@ def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]
     if unknown := sorted(names - set(STAGES)):
         raise UsageError(f"unknown stages {', '.join(unknown)}; known: {', '.join(STAGES)}")
     return [stage for stage in STAGES if stage in names]
+
+
+def settings_by_stage(options: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Turn STAGE=VALUE of each option of [slurm.STAGE] into settings. Raises UsageError."""
+    settings = {}
+    for name, values in options.items():
+        for value in values:
+            stage, equals, amount = value.partition("=")
+            if not equals or stage not in STAGES:
+                raise UsageError(f"--{name} {value}: write STAGE=VALUE with a STAGE of {', '.join(STAGES)}")
+            settings[f"slurm.{stage}.{name}"] = amount
+    return settings
+
+
+def refuse_other_stages(
+    chosen: Sequence[StageName], options: Mapping[str, Sequence[str]], slurm: Slurm | None, recipe: Path
+) -> None:
+    """Raise UsageError for an option of a stage that is not submitted, or a table of one in the recipe.
+
+    options: as for `settings_by_stage`; slurm: [slurm] of the recipe, None if its tables are not checked.
+    """
+    only = f"is not submitted, only {', '.join(chosen)}"
+    for name, values in options.items():
+        for value in values:
+            if (stage := value.partition("=")[0]) not in chosen:
+                raise UsageError(f"--{name} {value}: {stage} {only}; remove it")
+    if slurm is not None:
+        for stage in slurm.model_fields_set & set(STAGES) - set(chosen):
+            raise UsageError(f"{recipe}: [slurm.{stage}]: {stage} {only}")
 
 
 def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> None:

@@ -372,7 +372,7 @@ OldMix = Annotated[
         "OLD.json",
     ),
 ]
-Place = Annotated[
+At = Annotated[
     str | None,
     option(
         "--at",
@@ -380,7 +380,7 @@ Place = Annotated[
         "POSITION | RUN",
     ),
 ]
-Folder = Annotated[
+Materialize = Annotated[
     Path | None,
     option(
         "--materialize",
@@ -413,8 +413,8 @@ def mix(
     mix_stages: Settings = setting("mix.stages"),
     mix_classes: Settings = setting("mix.classes"),
     continue_: OldMix = None,
-    at: Place = None,
-    materialize: Folder = None,
+    at: At = None,
+    materialize: Materialize = None,
     workers: Workers = None,
     json: Json = False,
 ) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from handed import Handed, train_hashes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import EOD, ROOT, make_shards, needs
@@ -33,7 +34,6 @@ from pretok.shards.manifest import load_manifest
 from pretok.stream import View
 from pretok.stream.continued import beginning
 from pretok.stream.mix_job import run_mix
-from tests.handed import Handed, train_hashes
 from tests.mixing import request as wish
 
 torch: Any = needs("torch")

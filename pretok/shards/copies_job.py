@@ -105,9 +105,12 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
     marked = '"duplicate_of"' if ledgers and tasks[0].screening.duplicates == "mark" else "NULL"
     left_out = {task.state(COPIES): len(ledgers) + number for number, task in enumerate(settled)}
     first_new = len(ledgers) + len(settled)
+    # The number of a ledger is its place in the order that the module describes, and the upper bits of a place: so the
+    # smallest place of a hash is the document that stays.
     ledgers += [task.state(HASHES) for task in (*settled, *unsettled)]
     numbers = {path: number for number, path in enumerate(ledgers)} | left_out
     scratch = unsettled[0].state_dir.parent / "copies.duckdb"
+    # At most half of what is free: the shards need the rest.
     with database(scratch, 1, shutil.disk_usage(scratch.parent).free // 2) as sql:
         make_table(sql, "files", [{"path": str(path), "ledger": n} for path, n in numbers.items()])
         joined = 'd JOIN files f ON f.path = d."pretok:file"'

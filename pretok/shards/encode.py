@@ -113,6 +113,8 @@ def group(batches: Iterable[TextBatch], is_full: Callable[[int], bool]) -> Itera
         waiting.append(batch)
         most += _most_tokens(batch)
         size += batch.nbytes
+        # By count too: batches of a few rejects add hardly any tokens or bytes, and what is rejected must not wait
+        # without end.
         if max(most, size) >= MOST_TOKENS or len(waiting) >= MOST_BATCHES or is_full(most):
             yield join(waiting)
             waiting, most, size = [], 0, 0
@@ -201,14 +203,18 @@ class ShardSamples:
 
         refused: those that the engine cannot encode; they differ if `tokenizers` can. Raises Differs.
         """
+        # A document that only the fast engine refuses must not become a reject.
         for document, _ in refused if self._exact is not self._encoder else ():
             with suppress(Unencodable):
                 self._encode(joined, document)
                 raise Differs(joined, document)
         for split in encoded:
+            # Of both hashes: the first alone chooses the validation split, and the lowest of it would be of that split
+            # only. A document's own bytes decide, so the sample is the same however batches were joined.
             keys = split.hashes[:, 0] ^ split.hashes[:, 1]
             for row in np.flatnonzero(keys < np.uint64(SHARE * 2**64)).tolist():
                 self._compare(joined, split, row)
+            # The lowest key among short documents, or among all: one comparison must not take a minute for a book.
             row = int(np.lexsort((keys, split.sizes > SHORT))[0])
             rank = bool(split.sizes[row] > SHORT), int(keys[row])
             if self._lowest is None or rank < self._lowest[0]:
@@ -216,6 +222,7 @@ class ShardSamples:
 
     def finish_shard(self) -> None:
         """Compare one document if none of the shard was. Raises Differs."""
+        # A shard of few documents may have none in the sample; each shard has one that was compared.
         if self._lowest is not None and self.compared == self._before:
             self._compare(*self._lowest[1:])
         self._before, self._lowest = self.compared, None

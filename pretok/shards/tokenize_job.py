@@ -273,6 +273,7 @@ class _Job:
         failures, tasks, before = list(failed), self._tasks(plans), Counter[str]()
         for record in (load_record(task.state(".json")) for task in tasks):
             before.update(record.counts if record else {})
+        # What failed while hashing would fail again at once, and its error would be shown twice.
         names = {name for name, _ in failed}
         todo = [task for task in self._todo(plans) if task.partition.name not in names]
         if not todo:

@@ -159,6 +159,8 @@ def _tokenize(
             encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
             sample.add(joined, encoded, refused)
             report(writer.add(joined, encoded, refused))
+            # Asked after each group and not after each document: where a shard ends depends on batches alone, which
+            # depend on the inputs.
             if writer.is_full(0):
                 sample.finish_shard()
                 writer.seal_shard("train")

@@ -69,6 +69,7 @@ def divide(
     shards = shards[-len(behind([shard for shard, _ in shards], begin)) :]
     names = [*predicates, source]
     folder.mkdir(parents=True, exist_ok=True)
+    # The caller holds the lock of this folder, so what is unfinished there was left by a kill.
     remove_leftovers(folder)
     documents = np.zeros(len(names), np.int64)
     at = 0
@@ -82,6 +83,7 @@ def divide(
             for number, mask in enumerate((*chosen, counts == 0)):
                 writers[number].append(address[mask], lengths[mask])
                 documents[number] += mask.sum()
+            # In each window, so that the first overlap ends the work.
             if len(again := np.flatnonzero(counts > 1)):
                 who = " and ".join(
                     name for name, is_member in zip(predicates, chosen[:, again[0]], strict=True) if is_member

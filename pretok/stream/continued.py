@@ -35,6 +35,8 @@ def same_until(mix: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> 
     ):
         if left != right:
             break
+        # Equal quotas and entries give equal positions, so a stage that one of them leaves early is equal up to there.
+        # What follows it lies at other positions.
         same += min(length, others)
         if length != others:
             break

@@ -92,6 +92,7 @@ class LedgerWriter:
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             schema,
+            # Hashes are random bytes: neither compression nor a dictionary makes them smaller.
             compression={name: "none" if name == "hash" else "zstd" for name in schema.names},
             use_dictionary=[name for name in schema.names if name not in ("hash", *DELTA)],
             column_encoding={name: "DELTA_BINARY_PACKED" for name in DELTA if name in schema.names},
@@ -173,6 +174,7 @@ def rewrite_without(
     schema = pa.schema([*schema, *more])
     with LedgerWriter(to, schema) as writer:
         for window in ledger_windows(path):
+            # The writer has as many documents as were read before this window.
             here = pa.array(rows[writer.documents : writer.documents + len(window)])
             columns = []
             for field in schema:

@@ -455,6 +455,7 @@ def load_manifest(folder: Path, *, unfinished: bool = True) -> Manifest:
         )
     with reading(path):
         file = path.stat()
+    # With the time of its last change, which no program can set: a copy that keeps size and time is another file too.
     return _load(path, (file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns))
 
 

@@ -106,6 +106,8 @@ class ColumnPlaces:
         A dictionary of 20 KB can stand for gigabytes. The columns are the texts, with checked offsets, UTF-8 not
         checked; which of them are none, or None; and the others.
         """
+        # Sizes first: how many rows are unpacked at a time follows from what they will take, not from what they take in
+        # the file.
         columns = [_checked(_pick(rows, path)) if path else None for path in self._paths]
         sizes = np.zeros(len(rows), np.int64)
         for column in columns:
@@ -187,6 +189,7 @@ def _unpacked(column: pa.Array) -> pa.Array:
 def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return (rows,) bytes of each value once it is unpacked, texts inside of it too; the mean for other values."""
     if pa.types.is_dictionary(column.type):
+        # A null has no index: it gets -1, which finds the 0 that is appended.
         sizes: npt.NDArray[np.int64] = np.append(_sizes(column.dictionary), 0)
         places: npt.NDArray[np.int64] = np.asarray(column.indices.fill_null(-1), np.int64)
         return sizes[places]
@@ -324,6 +327,8 @@ def _all_rows(
     size, damage = 0, None
     while True:
         try:
+            # A reader that failed cannot go on where it was. It begins again, and what was given already is passed
+            # over.
             for columns in islice(read(), given, None):
                 given += 1
                 more = sum(column.nbytes for column in columns if column is not None)
@@ -376,6 +381,7 @@ def column_records(
         column = column.filter(good)
         others = [None if other is None else other.filter(good) for other in others]
     _, offsets, data = column.buffers()
+    # The same bytes under another type, without a copy. They are checked for UTF-8 when the batch is complete.
     texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
     kept = [
         keep_column(pa.nulls(len(texts), TYPES[column.type]) if other is None else other, column.type)

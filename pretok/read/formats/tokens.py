@@ -99,6 +99,7 @@ def _split(file: InputFile, tokens: TokenFiles, count: int) -> list[tuple[Piece,
 def _document_start(file: InputFile, tokens: TokenFiles, layout: TokenLayout, at: int) -> int:
     """Return the first id from `at` on that begins a document, of a file without an index."""
     size = layout.dtype.itemsize
+    # From the id before: if that is an EOD, a document begins at `at` itself.
     for block in read_bytes(file.path, "", (at - 1) * size, file.size):
         whole = np.frombuffer(block[: len(block) // size * size], layout.dtype)
         if len(found := np.flatnonzero(whole == tokens.eod)):
@@ -215,6 +216,7 @@ def _ends(file: InputFile, layout: TokenLayout, start: int, stop: int) -> Ints:
         first = max(0, start - 1)
         found = np.frombuffer(_range(index, 8 * first, 8 * stop), "<u8")
         found = found if start else np.concatenate([[np.uint64(0)], found])
+        # Ends beyond any file: large enough to be refused below, small enough that no difference overflows.
         ends = np.minimum(found, np.uint64(1 << 62)).astype(np.int64)
     else:
         sequences = _list(index, layout, start, stop + 1)
@@ -240,6 +242,8 @@ def _begins(index: str, layout: TokenLayout, low: int, high: int) -> Ints:
         base = INDEX_HEADER.size + 4 * layout.sequences
         pointers = np.frombuffer(_range(index, base + 8 * at, base + 8 * until), "<i8")
         after = pointers + lengths.astype(np.int64) * size
+        # The format allows sequences anywhere in the file. Here a document is one run of ids, so they must follow each
+        # other.
         if (lengths < 0).any() or (pointers % size).any() or (after[:-1] != pointers[1:]).any():
             raise CorruptInputError(f"{index}: sequences {at} to {until - 1} do not follow one another")
         begins[at - low : until - low], begins[until - low] = pointers // size, after[-1] // size
@@ -291,6 +295,7 @@ def _by_index(
                 data = _range(piece.file.path, int(ends[at]) * size, int(ends[to]) * size)
                 yield np.frombuffer(data, layout.dtype), ends[at : to + 1] - ends[at]
             at = to
+    # Ids behind the last document would be lost without a word.
     if (
         piece.stop in (None, layout.documents)
         and (end := int(_ends(piece.file, layout, last, last)[0])) != layout.ids
@@ -314,6 +319,7 @@ def _by_eod(piece: Piece, tokens: TokenFiles, layout: TokenLayout, most: int, li
             if not skipping:
                 yield None
             rest, skipping = rest[len(rest) // size * size :], True
+    # The last document of a file may lack its EOD; the record gets a remark.
     if rest and not skipping:
         last = np.frombuffer(rest, layout.dtype)
         yield last, np.array([0, len(last)])

@@ -174,7 +174,7 @@ def _add(data: Any, offsets: Any, first: Any, second: Any, classes: Any, code: A
                 lows[n], highs[n] = _key(text, starts[n], i - starts[n], len(data))
                 prefetch(words, 4 * _home(lows[n], highs[n]) & mask)
                 n += 1
-            # A word ends where the next counted begins, as words leave nothing out; the last counted ends at i.
+            # A word ends where the next one begins, as words leave nothing out; the last one ends at i.
             starts[n] = i
             for k in range(n):
                 size = starts[k + 1] - starts[k]

@@ -47,7 +47,6 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
 def write_documents(folder: Path, documents: int, mean: int, shards: int, chat: bool = False) -> Path:
     """One source `web` of documents with log-normal lengths and ledgers that keep id and url; returns `folder`. chat:
     a third of each document, in runs of 20 tokens, is of the kind that an assistant writes."""
-    import pyarrow as pa
 
     from pretok.read.kept import KeptColumn
     from pretok.shards.ledger import ledger_rows, schema_with
@@ -63,15 +62,17 @@ def write_documents(folder: Path, documents: int, mean: int, shards: int, chat: 
         ids = random.integers(1, 50_000, lengths.sum(), dtype=np.uint16)
         ids[np.cumsum(lengths) - 1] = 0
         kinds = (np.arange(len(ids)) // 20 % 3 == 0).astype(np.uint8) * 6 if chat else None
-        kept = [
-            pa.array([f"{text}{n}" for n in numbers], pa.large_string())
-            for text in ("document-", "https://example.org/a/page/")
-        ]
-        hashes = np.stack([numbers.astype(np.uint64), random.integers(0, 2**63, each, np.uint64)], axis=1)
-        file = pa.array(["web.jsonl"] * each)
-        rows = ledger_rows(
-            file, np.zeros(each, np.int64), numbers, lengths, 4 * lengths, hashes, kept, schema
-        )
+        columns = {
+            "file": ["web.jsonl"] * each,
+            "start": np.zeros(each, np.int64),
+            "record": numbers,
+            "tokens": lengths,
+            "bytes": 4 * lengths,
+            "hash": np.stack([numbers.astype(np.uint64), random.integers(0, 2**63, each, np.uint64)], axis=1),
+            "id": [f"document-{n}" for n in numbers],
+            "url": [f"https://example.org/a/page/{n}" for n in numbers],
+        }
+        rows = ledger_rows(columns, schema)
         with ShardWriter(folder / "web" / f"web-{number:05d}", np.dtype("<u2"), schema) as writer:
             writer.append(ids, lengths, kinds, rows)
             entry, beside = writer.seal("web", "train")

@@ -18,7 +18,7 @@ __all__ = ["PretokError", "__version__", "build_vocab", "errors", "mix", "open",
 
 
 def __getattr__(name: str) -> object:
-    """The functions are loaded when they are asked for: they need pyarrow, which `pretok.stream` does not."""
+    """Load a name when it is asked for: the functions need pyarrow, which `pretok.stream` does not."""
     if name == "__version__":
         from pretok.base.version import PRETOK_VERSION
 

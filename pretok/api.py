@@ -56,9 +56,9 @@ def _without_options(call: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-def _in_python(told: str) -> str:
+def _in_python(message: str) -> str:
     """Return a message with parameters for options."""
-    return OPTION.sub(lambda option: f"{NAMES.get(option[1], option[1].replace('-', '_'))}=", told)
+    return OPTION.sub(lambda option: f"{NAMES.get(option[1], option[1].replace('-', '_'))}=", message)
 
 
 @_without_options

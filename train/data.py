@@ -29,17 +29,17 @@ PREFETCH = 4
 
 
 class MicroBatch(NamedTuple):
-    """One pass's worth of sequences, on the device.
-
-    tokens: (n, seq_len + 1) ids. checksum: `pretok.stream.digest` of the sequences. documents: `documents_of` the
-    inputs, None unless attention stays inside documents. learned: (n, seq_len) bool, True for targets that contribute
-    to the loss; None if all do, apart from the padding that the rule of the stream excludes.
-    """
+    """One pass's worth of sequences, on the device."""
 
     tokens: Tensor
+    """(n, seq_len + 1) ids."""
     checksum: int = 0
+    """`pretok.stream.digest` of the sequences."""
     documents: Tensor | None = None
+    """`documents_of` the inputs, None unless attention stays inside documents."""
     learned: Tensor | None = None
+    """(n, seq_len) bool, True for targets that contribute to the loss; None if all do, apart from the padding that the
+    rule of the stream excludes."""
 
 
 class _Reader:

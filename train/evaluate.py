@@ -104,7 +104,7 @@ def bits_per_byte(nats: float, text_bytes: float) -> float:
 
 
 def evaluate(
-    trainee: TrainState, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
+    state: TrainState, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
 ) -> dict[str, Any] | None:
     """Evaluate the first `val_sequences` sequences of each source.
 
@@ -115,18 +115,18 @@ def evaluate(
     try:
         for name, source in sources.items():
             # float64: a sum over millions of tokens would lose digits in float32.
-            total = torch.zeros(3, dtype=torch.float64, device=trainee.device)
-            sizes = None if source.sizes is None else source.sizes.to(trainee.device)
-            for batch in _batches(trainee, source.view):
-                inputs, targets = trainee.part(batch.tokens, batch.learned)
+            total = torch.zeros(3, dtype=torch.float64, device=state.device)
+            sizes = None if source.sizes is None else source.sizes.to(state.device)
+            for batch in _batches(state, source.view):
+                inputs, targets = state.part(batch.tokens, batch.learned)
                 with torch.no_grad():
-                    _, nll = trainee.model(inputs, targets, batch.documents)
+                    _, nll = state.model(inputs, targets, batch.documents)
                 scored = targets >= 0
                 total[0] += nll
                 total[1] += scored.sum()
                 if sizes is not None:
                     total[2] += sizes[targets[scored]].sum()
-                asked = torch.tensor(float(stop()), device=trainee.device)
+                asked = torch.tensor(float(stop()), device=state.device)
                 dist.all_reduce(asked)  # all ranks leave the loop together, or the next collective would hang
                 if asked.item():
                     return None
@@ -134,7 +134,7 @@ def evaluate(
             nats, tokens, text_bytes = total.tolist()
             sums[name] = [nats, tokens, tokens * source.bytes_per_token if sizes is None else text_bytes]
     finally:  # passes without a backward pass leave parameters gathered
-        reshard(trainee.model)
+        reshard(state.model)
     sums = {name: values for name, values in sums.items() if values[1] and values[2]}
     if not sums:
         raise UsageError(
@@ -150,15 +150,15 @@ def evaluate(
     }
 
 
-def _batches(trainee: TrainState, view: View) -> Iterator[MicroBatch]:
+def _batches(state: TrainState, view: View) -> Iterator[MicroBatch]:
     """Yield this rank's share of the first positions of a split.
 
     Every rank gets the same number of batches, because each pass gathers parameters from all ranks. If the sequences do
     not divide evenly, the first ones are repeated, without loss.
     """
-    sequences = min(len(view), trainee.config.val_sequences)
-    micro_batch, ranks = trainee.batch.micro_batch, trainee.batch.ranks
-    rank = data_rank(trainee.mesh, trainee.context.ranks)
+    sequences = min(len(view), state.config.val_sequences)
+    micro_batch, ranks = state.batch.micro_batch, state.batch.ranks
+    rank = data_rank(state.mesh, state.context.ranks)
     for number in range(-(-sequences // (micro_batch * ranks))):
         first = (number * ranks + rank) * micro_batch
         positions = np.arange(first, first + micro_batch)
@@ -166,10 +166,10 @@ def _batches(trainee: TrainState, view: View) -> Iterator[MicroBatch]:
         learned = np.broadcast_to((positions < sequences)[:, None], ids[:, 1:].shape)
         learned = learned.copy() if mask is None else learned & mask
         tokens = torch.from_numpy(ids)
-        documents = documents_of(tokens[:, :-1], trainee.eod_id, trainee.config)
+        documents = documents_of(tokens[:, :-1], state.eod_id, state.config)
         yield MicroBatch(
-            tokens.to(trainee.device),
+            tokens.to(state.device),
             0,
-            None if documents is None else documents.to(trainee.device),
-            torch.from_numpy(learned).to(trainee.device),
+            None if documents is None else documents.to(state.device),
+            torch.from_numpy(learned).to(state.device),
         )

@@ -136,7 +136,7 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
     waited, began = run.feed.waited, time.perf_counter()
     asks = SAVE * run.checkpoints.asked() + WAIT * run.long_step
     rate, stop = segment.rate(progress.step), partial(_asked, run)
-    queued = train_step(run.trainee, batches, step, rate, stop=stop, asks=asks)
+    queued = train_step(run.state, batches, step, rate, stop=stop, asks=asks)
     queued.waited = run.feed.waited - waited
     run.stragglers.queued(step, time.perf_counter() - began - queued.waited)
     previous, run.pending = run.pending, queued
@@ -296,7 +296,7 @@ def _check_folder(run: Run) -> None:
 def _validate(run: Run) -> None:
     try:
         with _beside(run, "validation"):
-            result = evaluate(run.trainee, run.validation, partial(_asked, run))
+            result = evaluate(run.state, run.validation, partial(_asked, run))
     except UsageError as error:  # on all ranks: nothing to score
         if run.config.val_every is not None or run.config.keep_best:
             raise
@@ -323,7 +323,7 @@ def _save(run: Run) -> None:
             return
         _check_folder(run)
         # The norm is a collective with the same result everywhere: if one rank has a bad value, all of them raise.
-        if not math.isfinite(global_norm(run.trainee.parameters, run.trainee.mesh).item()):
+        if not math.isfinite(global_norm(run.state.parameters, run.state.mesh).item()):
             raise PretokError(f"parameters are not finite after step {progress.step}; nothing was saved")
         meta = Meta(
             step=progress.step,
@@ -337,7 +337,7 @@ def _save(run: Run) -> None:
             provenance=provenance() | {"manifest": phase.view.manifest_fingerprint},
         )
         # A checkpoint must not be complete before the lines of its steps are on disk.
-        run.checkpoints.save(run.trainee.state(), run.trainee.mesh, meta, run.log.flush)
+        run.checkpoints.save(run.state.tensors(), run.state.mesh, meta, run.log.flush)
         run.checkpoints.saved_at = time.monotonic()
 
 

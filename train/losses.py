@@ -27,6 +27,7 @@ from pretok.base.console import table
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.terminal import Terminal, print_json
+from pretok.base.tokens import IGNORE
 from pretok.documents.audit.inspection import find_shard
 from pretok.documents.audit.trace import (
     Reading,
@@ -42,7 +43,7 @@ from train.checkpoint.meta import TokenizerOrigin, complete_checkpoints, read_me
 from train.checkpoint.tensors import load_weights
 from train.config import TrainConfig, command_parser, whole_number
 from train.data import documents_of
-from train.model.loss import IGNORE, targets_of
+from train.model.loss import targets_of
 from train.model.sizes import LOSS_CHUNK
 from train.model.transformer import Decoder
 from train.parallel.context import Context

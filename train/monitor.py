@@ -55,7 +55,7 @@ def energy_text(lines: Sequence[dict[str, Any]]) -> str:
 def sensors() -> dict[str, float | None]:
     """Read this process's GPU: per cent of the time it was busy of late, watts, and per cent of memory in use.
 
-    Raises an error of a class of NVML's or amdsmi's own if there is no library, no right or no sensor. amdsmi tells of
+    Raises an error of a class of NVML's or amdsmi's own if there is no library, no right or no sensor. amdsmi measures
     a socket, which in an MI250X holds two devices.
     """
     power = torch.cuda.power_draw()  # milliwatts by NVML, watts by amdsmi; 0: not known

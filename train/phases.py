@@ -36,7 +36,7 @@ MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "ma
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The settings in force from `at` tokens on, and their data. own_schedule: the phase starts a new schedule."""
+    """The settings in force from `at` tokens on, and their data."""
 
     at: int
     config: TrainConfig
@@ -44,6 +44,7 @@ class Phase:
     model: ModelConfig
     batch: BatchSizes
     own_schedule: bool
+    """The phase starts a new schedule."""
 
     @property
     def step_tokens(self) -> int:

@@ -79,7 +79,7 @@ def validation_interval(config: TrainConfig, phases: Sequence[Phase]) -> int:
     return VAL_EVERY if config.val_every is None else config.val_every
 
 
-def build_trainee(
+def build_state(
     config: TrainConfig, phase: Phase, layout: Layout, device: Device, report: Callable[[str], None]
 ) -> TrainState:
     """Build the model on its mesh, with initial weights and an optimizer.
@@ -122,21 +122,21 @@ def build_trainee(
     return TrainState(model, mesh, context, phase.batch, config, device.device, *data)
 
 
-def enter_phase(trainee: TrainState, phase: Phase, before: Phase | None) -> None:
-    """Apply the settings of a phase to the trainee.
+def enter_phase(state: TrainState, phase: Phase, before: Phase | None) -> None:
+    """Apply the settings of a phase to the state.
 
     before: the phase that ends here; None if the run continues inside a phase.
     """
-    trainee.config, trainee.batch = phase.config, phase.batch
-    trainee.eod_id, trainee.seq_len = phase.view.eod_id, phase.view.seq_len
-    if isinstance(trainee.model, Pipeline):
-        trainee.model.prepare(phase.model, phase.batch, trainee.seq_len, phase.config, trainee.device)
+    state.config, state.batch = phase.config, phase.batch
+    state.eod_id, state.seq_len = phase.view.eod_id, phase.view.seq_len
+    if isinstance(state.model, Pipeline):
+        state.model.prepare(phase.model, phase.batch, state.seq_len, phase.config, state.device)
     else:
-        trainee.model.config, trainee.model.z_loss = phase.model, phase.config.z_loss
-    set_hyper_parameters(trainee.optimizer, phase.config)
+        state.model.config, state.model.z_loss = phase.model, phase.config.z_loss
+    set_hyper_parameters(state.optimizer, phase.config)
     # Losses and gradients of other data have another scale; the guard must not judge them by the old window.
     if before is not None and before.learns_from() != phase.learns_from():
-        trainee.guard.forget()
+        state.guard.forget()
 
 
 def describe(

@@ -32,7 +32,7 @@ from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.phases import Phase, Segment, check_resume, differences, plan_segments
 from train.report import Reporter
-from train.setup import build_trainee, describe, enter_phase, make_plan, validation_interval
+from train.setup import build_state, describe, enter_phase, make_plan, validation_interval
 from train.step import Mark, Readback, TrainState
 from train.stragglers import Stragglers
 
@@ -57,10 +57,10 @@ class Run:
         phases, layout = make_plan(config, dist.get_world_size())
         self.val_every = validation_interval(config, phases)
         self.config, self.device, self.stop, self.report, self.lost = config, device, stop, report, lost
-        self.trainee = build_trainee(config, phases[0], layout, device, report)
+        self.state = build_state(config, phases[0], layout, device, report)
         self.checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
         check = partial(check_resume, phases, out=config.out)
-        meta = self.checkpoints.load_newest(self.trainee.state(), self.trainee.mesh, check)
+        meta = self.checkpoints.load_newest(self.state.tensors(), self.state.mesh, check)
         saved = RunState() if meta is None else meta.progress
         self.progress = saved
         self.segments = plan_segments(phases, saved, None if meta is None else meta.identity)
@@ -86,7 +86,7 @@ class Run:
         self.monitor, self.unseen = Monitor(config, dist.get_world_size(), sensor, report), (0.0, 0.0)
         self.stragglers = Stragglers(device.device, saved.step)
         self.feed, self.validation = (
-            _open_feed(segment, self.trainee),
+            _open_feed(segment, self.state),
             _open_validation(segment, self.val_every),
         )
         self.last_end = Mark(device.device)
@@ -123,13 +123,13 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     before: the phase that ends here; None if the run continues inside a phase.
     """
     phase = segment.phase
-    enter_phase(run.trainee, phase, before)
+    enter_phase(run.state, phase, before)
     if before is not None:
         changes = differences(before.config.as_dict(), phase.config.as_dict())
         _report_changes(run.report, segment, "phase", changes)
     if segment is not run.segment:
         waited = run.feed.waited
-        run.segment, run.feed = segment, _open_feed(segment, run.trainee)
+        run.segment, run.feed = segment, _open_feed(segment, run.state)
         run.feed.waited, run.validation = waited, _open_validation(segment, run.val_every)
     run.log.segment(segment.reads())
     run.progress = replace(
@@ -137,16 +137,16 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     )
 
 
-def _open_feed(segment: Segment, trainee: TrainState) -> Feed:
+def _open_feed(segment: Segment, state: TrainState) -> Feed:
     phase, end = segment.phase, segment.position_after(segment.last_step)
-    rank = data_rank(trainee.mesh, trainee.context.ranks)
+    rank = data_rank(state.mesh, state.context.ranks)
     phase.view.compare_places(dist.get_rank())
     here: list[int] = []
     if is_url(phase.config.shards):  # the ranks of a host share a cache: each fetches ahead for all of them
         ranks: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
         dist.all_gather_object(ranks, (os.uname().nodename, rank))
         here = sorted({number for host, number in ranks if host == os.uname().nodename})
-    return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, trainee.device, here)
+    return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, state.device, here)
 
 
 def _open_validation(segment: Segment, every: int) -> dict[str, ValidationSource]:
@@ -155,8 +155,10 @@ def _open_validation(segment: Segment, every: int) -> dict[str, ValidationSource
 
 
 def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from those of the checkpoint, name -> (old, new): first those that change what is
-    trained. A path that is only written otherwise is none."""
+    """Return the settings that differ from those of the checkpoint, name -> (old, new).
+
+    Those that change what is trained come first. A path that is only written otherwise is none.
+    """
     found = differences(meta.config, config.as_dict())
     order = sorted(found, key=lambda name: name not in IN_PHASES)
     changes = {name: found[name] for name in order if not _same_path(*found[name])}

@@ -37,7 +37,7 @@ from train.parallel.pipeline import Pipeline
 class TrainState:
     """The model, its optimizer and guard, and everything else that a step needs.
 
-    The moments of a new optimizer are zero, and a new guard has seen no step. parameters: the sharded ones.
+    The moments of a new optimizer are zero, and a new guard has seen no step.
     """
 
     model: Decoder | Pipeline
@@ -49,6 +49,7 @@ class TrainState:
     eod_id: int
     seq_len: int
     parameters: list[nn.Parameter] = field(init=False)
+    """The sharded ones."""
     optimizer: torch.optim.AdamW = field(init=False)
     guard: Guard = field(init=False)
 
@@ -67,7 +68,7 @@ class TrainState:
         inputs, targets = tokens[:, :-1], targets_of(tokens, self.eod_id, learned)
         return self.context.part(inputs), self.context.part(targets)
 
-    def state(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of a checkpoint by name; loading fills them in place."""
         return named_state(self.model, self.optimizer, self.guard.state())
 
@@ -77,22 +78,24 @@ SAVE, WAIT = 1, 2
 
 
 class StepNumbers(NamedTuple):
-    """The numbers of a finished step, equal on all ranks.
-
-    loss: mean over its `learned` tokens in nats, nan if there are none. checksum: sum over all sequences consumed.
-    stop: number of ranks that ask for it. asks: what rank 0 asks for, a sum of SAVE and WAIT. grad_norm: before
-    clipping. skipped: steps skipped so far. in_a_row: steps skipped in a row up to this one.
-    """
+    """The numbers of a finished step, equal on all ranks."""
 
     step: int
     loss: float
+    """Mean over its `learned` tokens in nats, nan if there are none."""
     learned: float
     checksum: float
+    """Sum over all sequences consumed."""
     stop: float
+    """Number of ranks that ask for it."""
     asks: float
+    """What rank 0 asks for, a sum of SAVE and WAIT."""
     grad_norm: float
+    """Before clipping."""
     skipped: float
+    """Steps skipped so far."""
     in_a_row: float
+    """Steps skipped in a row up to this one."""
 
 
 class Mark:
@@ -134,7 +137,7 @@ class Readback:
 
 
 def train_step(
-    trainee: TrainState,
+    state: TrainState,
     batches: Iterator[MicroBatch],
     step: int,
     rate: float,
@@ -146,43 +149,41 @@ def train_step(
 
     stop() is asked after the passes: on a CPU, where they take the time of the step, it counts for this one.
     """
-    batch = trainee.batch
-    rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len // trainee.context.ranks
-    sums, checksums = _passes(trainee, batches, rank_tokens)
+    batch = state.batch
+    rank_tokens = batch.accumulation * batch.micro_batch * state.seq_len // state.context.ranks
+    sums, checksums = _passes(state, batches, rank_tokens)
     host = torch.tensor([float(checksums), float(stop()), float(asks)], dtype=torch.float64)
-    if trainee.device.type == "cuda":
+    if state.device.type == "cuda":
         host = host.pin_memory()
     # (loss sum, learned tokens, checksum, stop, asks), summed over all ranks in one collective. `loss` and `learned`
     # are views of it.
-    numbers = torch.cat([sums, host.to(trainee.device, non_blocking=True)])
+    numbers = torch.cat([sums, host.to(state.device, non_blocking=True)])
     dist.all_reduce(numbers)
     loss, learned = numbers[0], numbers[1]
     loss /= learned
     scale = rank_tokens * dist.get_world_size() / learned.clamp(min=1)
-    norm = update(
-        trainee.optimizer, trainee.parameters, trainee.mesh, trainee.guard, trainee.config, rate, loss, scale
-    )
+    norm = update(state.optimizer, state.parameters, state.mesh, state.guard, state.config, rate, loss, scale)
     # Tensor, pipeline and context ranks read the same sequences, so a sum over all ranks counts each sequence `same`
     # times. A context rank counts only its own tokens, so learned tokens are counted less often than that.
     same = dist.get_world_size() // batch.ranks
-    learned /= same // trainee.context.ranks
+    learned /= same // state.context.ranks
     numbers[2] /= same  # the checksum
-    shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row])
+    shared = torch.stack([norm, state.guard.skipped, state.guard.in_a_row])
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]))
 
 
-def _passes(trainee: TrainState, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:
+def _passes(state: TrainState, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:
     """Run all forward and backward passes of a step.
 
     Returns (loss sum, learned tokens) of this rank, (2,) float64 on the device, and the sum of its checksums.
     """
-    batch, model = trainee.batch, trainee.model
-    sums = torch.zeros(2, dtype=torch.float64, device=trainee.device)
+    batch, model = state.batch, state.model
+    sums = torch.zeros(2, dtype=torch.float64, device=state.device)
     if isinstance(model, Pipeline):
         read = [next(batches) for _ in range(batch.accumulation)]
         tokens, checksum_of, documents_in, masks = zip(*read, strict=True)
         learned = None if masks[0] is None else torch.cat(masks)
-        inputs, targets = trainee.part(torch.cat(tokens), learned)
+        inputs, targets = state.part(torch.cat(tokens), learned)
         sums[0] += model.passes(inputs, targets, list(documents_in))
         sums[1] += (targets >= 0).sum()
         return sums, sum(checksum_of)
@@ -191,8 +192,8 @@ def _passes(trainee: TrainState, batches: Iterator[MicroBatch], rank_tokens: int
         ids, checksum, documents, learned = next(batches)
         checksums += checksum
         if batch.accumulation > 1:
-            gradient_sync(model, last=number == batch.accumulation - 1, reshard=trainee.config.reshard)
-        inputs, targets = trainee.part(ids, learned)
+            gradient_sync(model, last=number == batch.accumulation - 1, reshard=state.config.reshard)
+        inputs, targets = state.part(ids, learned)
         total, nll = model(inputs, targets, documents)
         # fully_shard averages over shard and replicate ranks, so dividing by this rank's tokens gives the global mean.
         (total / rank_tokens).backward()

@@ -52,6 +52,7 @@ def run_partitions(
     """
     done = len(tasks) - len(todo)
     size = sum(task.partition.estimate for task in tasks)
+    # Of all tasks, also those of earlier runs: after a restart the bar goes on where it was.
     step.progress.expect(size, {**before, "partitions": done})
     text = f"{plural(len(tasks), 'partition')} {doing}"
     if kept := ", ".join(f"{before[key]:,} {key}" for key in ("documents", "tokens") if before.get(key)):

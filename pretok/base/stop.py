@@ -68,6 +68,7 @@ class StopFlag:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        # The first one asks for a stop in good order. Who presses Ctrl-C again does not want to wait for that.
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number).name

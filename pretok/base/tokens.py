@@ -18,7 +18,8 @@ Ids = npt.NDArray[np.uint32]
 """Token ids from tokenizers."""
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 """Token ids in shards."""
-
+IGNORE = -100
+"""A target without loss, as in torch's cross_entropy."""
 
 INDEX_MAGIC, INDEX_VERSION = b"MMIDIDX\0\0", 1
 INDEX_HEADER = struct.Struct("<9sQBQQ")
@@ -41,6 +42,15 @@ def removed_documents(tokens: Tokens, offsets: npt.NDArray[np.int64], eod_id: in
     removed = lengths > 1
     removed[removed] = tokens[starts[removed]] == eod_id
     return removed
+
+
+def padded_targets(tokens: Any, eod_id: int) -> Any:
+    """Return which tokens of sequences but the first are padding, an EOD after an EOD: (..., L + 1) -> (..., L) bool.
+
+    tokens: of NumPy or of torch, as is what is returned.
+    """
+    ends = tokens == eod_id
+    return ends[..., 1:] & ends[..., :-1]
 
 
 def document_starts(tokens: npt.NDArray[Any], eod_id: int) -> npt.NDArray[np.bool_]:

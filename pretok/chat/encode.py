@@ -41,6 +41,8 @@ def encode_spans(
     # A unit is a marker, or all text between two; each document ends with a marker. `firsts`: the first span of each
     # unit, and one more.
     text = markers < 0
+    # A unit begins at each marker, and at each text that follows one or is the first. One more place ends the last
+    # unit.
     firsts = np.flatnonzero(np.append(~text | np.append(True, ~text[:-1])[: len(text)], True))
     whose, borders = document[firsts[:-1]], _starts(sizes)[firsts]
     data = buffers(texts)[0]
@@ -48,6 +50,7 @@ def encode_spans(
         ids, tokens_at = encoder.ids(from_buffers(data, borders))
     except Unencodable as error:
         raise Unencodable(np.unique(whose[error.documents]).tolist(), error.reason) from None
+    # A marker is one token, whatever its name would encode to: its id comes from the span, not from text.
     counts = np.where(text[firsts[:-1]], np.diff(tokens_at), 1)
     joined, of_token = np.empty(counts.sum(), np.uint32), np.empty(counts.sum(), np.uint8)
     # Spans say which bytes are of a kind, so the bytes of the tokens must be those of the text.
@@ -56,6 +59,7 @@ def encode_spans(
     if changed.any():
         what = 'the normalizer of the tokenizer changes this text; set unicode = "nfc" under [normalize]'
         raise Unencodable(np.unique(whose[changed]).tolist(), what)
+    # Units lie in the order of their documents, so a search finds where each document's first one is.
     ends = _starts(counts)[np.searchsorted(whose, np.append(documents, len(texts)))]
     # Readers find the end of a document by EOD: another one inside would divide it.
     if len(inside := np.setdiff1d(np.flatnonzero(joined == encoder.vocab.eod_id), ends[1:] - 1)):

@@ -55,6 +55,7 @@ def limited(seconds: int, memory: int) -> Iterator[None]:
     most = _addresses() + memory
     handler = signal.getsignal(signal.SIGPROF)
     try:
+        # Only ever lowered: a limit that the user or Slurm has set stays in force.
         if soft == resource.RLIM_INFINITY or most < soft:
             resource.setrlimit(resource.RLIMIT_AS, (most, hard))
         if timed:

@@ -74,6 +74,7 @@ class Renderer:
 
     def __call__(self, batch: TextBatch) -> TextBatch:
         """Return the batch, with documents instead of JSON."""
+        # One copy of all bytes, and plain integers to slice it by, instead of an Arrow scalar for each record.
         data, offsets = buffers(batch.texts)
         whole, ends = data.tobytes(), offsets.tolist()
         parts: list[bytes] = []
@@ -153,6 +154,8 @@ class Renderer:
         for steps, pieces in self._known.get(shape, ()):
             if (values := replay(steps, texts)) is not None:
                 return _fill(pieces, values)
+        # A new shape, or answers to the template's questions that no kept run had: Jinja runs, and what it asked is
+        # traced.
         messages, trace = messages_of(data), Trace()
         inputs = wrapped(messages, lambda text, kind, number: trace.text(self._clean(text), kind, number))
         with limited(self._limits.conversation_seconds, self._limits.memory):

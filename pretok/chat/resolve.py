@@ -68,6 +68,8 @@ def resolve(
         values = [
             value for value in (*variables.values(), *how.template_kwargs.values()) if isinstance(value, str)
         ]
+        # Where a template can take a token from: its own text, its variables, or what it wrote for the probes. NUL
+        # keeps two pieces from spelling a token together.
         spelled = "\0".join((text, *values, outputs))
         markers = {n: t["id"] for n, t in added.items() if n.strip() and (t["special"] or n in spelled)}
         how = replace(how, markers=dict(sorted(markers.items())))

@@ -56,6 +56,7 @@ class _Code(NativeCodeGenerator):
     """Generates code without `str()` around output, and with our own concatenation for `~`."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802 - Jinja's name
+        # Jinja would join by `str`, and the result would not know which of its bytes are content.
         self.write("environment.concat((")
         for part in node.nodes:
             self.visit(part, frame)
@@ -119,6 +120,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         if type(obj) in (str, Text) and isinstance(argument, str):
             return self._of_text(obj, argument)
+        # What is looked up by content depends on more than the conversation's shape: this output is not kept for
+        # others.
         if isinstance(argument, Text):
             self.trace.whole = False
             if hasattr(obj, argument.value) and not (isinstance(obj, dict) and argument in obj):

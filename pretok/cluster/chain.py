@@ -17,7 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,10 +42,11 @@ SIGNAL = 180
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A site: the SITE_* values of its file. folder: the `slurm` folder with the job scripts."""
+    """A site: the SITE_* values of its file."""
 
     path: Path
     folder: Path
+    """The `slurm` folder with the job scripts."""
     values: dict[str, str]
 
     def get(self, name: str) -> str:
@@ -73,6 +74,7 @@ def load_profile(name: str) -> Profile:
             f"profile {path} does not exist (known: {known}; or give the path of a file that ends with .sh)"
         )
     path = path.resolve()
+    # Bash itself reads the profile, which may compute its values; NUL ends each, as a value may hold line feeds.
     show = 'set -eu; source "$1"; for name in ${!SITE_@}; do printf "%s=%s\\0" "$name" "${!name}"; done'
     shell = subprocess.run(["bash", "-c", show, "_", str(path)], capture_output=True, text=True, check=False)
     if shell.returncode:
@@ -83,19 +85,22 @@ def load_profile(name: str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job of a chain. command: sbatch as a shell line, in which `$JOB_n` is the id of job n of the chain; time: its
-    limit as Slurm reads it, "" for the site's."""
+    """One job of a chain."""
 
     stage: StageName
     link: int
     command: str
+    """sbatch as a shell line, in which `$JOB_n` is the id of job n of the chain."""
     nodes: int
     time: str
+    """Its limit as Slurm reads it, "" for the site's."""
 
 
 def hours_of(time: str) -> float | None:
-    """Return the hours of a time limit as sbatch takes it: minutes, MM:SS, HH:MM:SS, or days, a dash and then hours
-    (https://slurm.schedmd.com/sbatch.html#OPT_time). None for another one."""
+    """Return the hours of a time limit as sbatch takes it; None for another text.
+
+    It is minutes, MM:SS, HH:MM:SS, or days, a dash and then hours (https://slurm.schedmd.com/sbatch.html#OPT_time).
+    """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not found:
         return None
@@ -159,6 +164,7 @@ def plan_chain(
         before = [f"afterok:$JOB_{len(jobs) - 1}"] if jobs else []
         for link in range(1, getattr(recipe.slurm, stage).links + 1):
             conditions = before + ([f"afterany:$JOB_{len(jobs) - 1}"] if link > 1 else [])
+            # A job whose condition can no longer come true would else stay in the queue for ever.
             wait = f"--dependency={','.join(conditions)} --kill-on-invalid-dep=yes " if conditions else ""
             command = f"sbatch --parsable {wait}{words}"
             jobs.append(Job(stage, link, command, int(given["nodes"]), given.get("time", "")))
@@ -176,6 +182,35 @@ def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]
     if unknown := sorted(names - set(STAGES)):
         raise UsageError(f"unknown stages {', '.join(unknown)}; known: {', '.join(STAGES)}")
     return [stage for stage in STAGES if stage in names]
+
+
+def settings_by_stage(options: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Turn STAGE=VALUE of each option of [slurm.STAGE] into settings. Raises UsageError."""
+    settings = {}
+    for name, values in options.items():
+        for value in values:
+            stage, equals, amount = value.partition("=")
+            if not equals or stage not in STAGES:
+                raise UsageError(f"--{name} {value}: write STAGE=VALUE with a STAGE of {', '.join(STAGES)}")
+            settings[f"slurm.{stage}.{name}"] = amount
+    return settings
+
+
+def refuse_other_stages(
+    chosen: Sequence[StageName], options: Mapping[str, Sequence[str]], slurm: Slurm | None, recipe: Path
+) -> None:
+    """Raise UsageError for an option of a stage that is not submitted, or a table of one in the recipe.
+
+    options: as for `settings_by_stage`; slurm: [slurm] of the recipe, None if its tables are not checked.
+    """
+    only = f"is not submitted, only {', '.join(chosen)}"
+    for name, values in options.items():
+        for value in values:
+            if (stage := value.partition("=")[0]) not in chosen:
+                raise UsageError(f"--{name} {value}: {stage} {only}; remove it")
+    if slurm is not None:
+        for stage in slurm.model_fields_set & set(STAGES) - set(chosen):
+            raise UsageError(f"{recipe}: [slurm.{stage}]: {stage} {only}")
 
 
 def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> None:
@@ -204,6 +239,7 @@ def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -
     own: SlurmStage = getattr(slurm, stage)
     values = {option: profile.get(f"{_kind(stage)}_{name}") for option, name in SBATCH.items()} | {
         "job-name": f"{recipe.out.name}-{stage}",
+        # sbatch expands % in this path; two of them stand for one.
         "output": f"{str(folder.absolute()).replace('%', '%%')}/%x-%j.out",
         "account": slurm.account or profile.get("ACCOUNT"),
         "nodes": str(own.nodes + (slurm.spare if stage == "train" else 0)),
@@ -246,16 +282,21 @@ def recipe_flags(recipe: Recipe) -> list[str]:
 
 
 def submit_chain(jobs: Sequence[Job], script: str, folder: Path) -> list[str]:
-    """Run the `chain_script` of these jobs; return their ids. Raises UsageError if the folder exists; PretokError
-    with Slurm's answer if it refuses one: the others are then cancelled."""
+    """Run the `chain_script` of these jobs; return their ids.
+
+    Raises UsageError if the folder exists; PretokError with Slurm's answer if it refuses one: the others are then
+    cancelled.
+    """
     if shutil.which("sbatch") is None:
         raise UsageError("sbatch is not on PATH: run this on a login node of the cluster, or with --dry-run")
     if folder.exists():
         raise UsageError(
             f"{folder} exists: another command submitted a chain in this second; run this one again"
         )
+    # The same script that --dry-run prints: what was shown is what runs.
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=False)
     record = folder / RECORD
+    # The script writes a line after each job, so the file says how far it came, also after a refusal.
     ids = [line.split("\t")[0] for line in record.read_text("utf-8").splitlines()] if record.exists() else []
     if done.returncode:
         job = jobs[len(ids)]

@@ -31,12 +31,15 @@ SHARED = "all-reduce"
 
 
 class NodeCheck(Record, frozen=True):
-    """One check of a node. value: as shown; problem: what is wrong, or empty; number: to compare nodes by."""
+    """One check of a node."""
 
     name: str
     value: str
+    """As shown."""
     problem: str = ""
+    """What is wrong, or empty."""
     number: float | None = None
+    """To compare nodes by."""
 
 
 class NodeReport(Record, frozen=True):
@@ -51,8 +54,10 @@ UNITS = {"free": ("GB", 1e9), "write": ("MB/s", 1e6), "memory": ("GB", 1e9), "GP
 
 
 def node_report(folder: Path, needed: Mapping[str, int]) -> NodeReport:
-    """Check this node; writes and removes one file of 64 MiB in `folder`. needed: for each of UNITS, in bytes, bytes a
-    second, or their number."""
+    """Check this node; writes and removes one file of 64 MiB in `folder`.
+
+    needed: for each of UNITS the least amount, in bytes, bytes a second, or a number.
+    """
     system = os.statvfs(folder)
     amounts = {"free": system.f_bavail * system.f_frsize, "memory": free_memory(), "GPUs": _gpus()}
     checks = []
@@ -82,6 +87,7 @@ def _write(folder: Path) -> tuple[int, float]:
             file.flush()
             os.fsync(file.fileno())
         speed = WRITE_BYTES / (time.monotonic() - began)
+        # The server of the files sets this time, by its own clock.
         path.touch()
         return int(speed), abs(path.stat().st_mtime - time.time())
     finally:
@@ -90,6 +96,7 @@ def _write(folder: Path) -> tuple[int, float]:
 
 def _gpus() -> int:
     """Count the GPUs that this job may use: those in its environment, else all of NVIDIA's driver."""
+    # Slurm sets the variable for a job with some of a node's GPUs, while /dev still shows all of them.
     given = next((os.environ[name] for name in VISIBLE_DEVICES if name in os.environ), None)
     return len(
         list(Path("/dev").glob("nvidia[0-9]*")) if given is None else list(filter(None, given.split(",")))
@@ -97,12 +104,12 @@ def _gpus() -> int:
 
 
 def report_line(report: NodeReport) -> str:
-    """A report as one line, which `read_reports` finds among the other lines of a log."""
+    """Write a report as one line, which `read_reports` finds among the other lines of a log."""
     return json.dumps(to_json(report)) + "\n"
 
 
 def read_reports(folder: Path) -> list[NodeReport]:
-    """The report lines of all .json files in `folder`. Raises IntegrityError."""
+    """Read the report lines of all .json files in `folder`. Raises IntegrityError."""
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.json"))]
     lines = [line for text in texts for line in text.splitlines() if line.startswith('{"node"')]
     return [
@@ -112,11 +119,14 @@ def read_reports(folder: Path) -> list[NodeReport]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """checks: node -> name -> check; bad: node -> its problems; shared: problems that may be of any node."""
+    """What the reports say of the nodes."""
 
     checks: dict[str, dict[str, NodeCheck]]
+    """Node -> name -> check."""
     bad: dict[str, list[str]]
+    """Node -> its problems."""
     shared: list[str]
+    """Problems that may be of any node."""
 
 
 def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
@@ -140,6 +150,7 @@ def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
         for name, check in own.items():
             if check.problem:
                 (shared.add if name == SHARED else problems.append)(f"{name}: {check.problem}")
+            # The median: one slow node, or a few, must not move what the others are held against.
             median = statistics.median(numbers.get(name, [0]))
             if check.number is not None and check.number < SLOWEST * median:
                 problems.append(f"{name}: {check.value}, the median is {median:.3g}")

@@ -47,7 +47,7 @@ def status(
         raise UsageError(f"{work} {'is not a folder' if work.exists() else 'does not exist'}")
     shards = shards_of(work)
     results = [] if shards == work and has_manifest(work) else status_of(work)  # bare shards have no steps
-    if results and not any(one.what != str(work) for one in results) and (around := work_around(work)):
+    if results and not any(row.what != str(work) for row in results) and (around := work_around(work)):
         raise UsageError(
             f"{work} is a part of the results in {around}; show them with pretok status {around}"
         )
@@ -63,13 +63,13 @@ def status(
     console = terminal(context)
     if results:
         rows = [
-            (one.what, one.state, "" if one.planned is None else f"{one.done:,} of {one.planned:,}")
-            for one in results
+            (row.what, row.state, "" if row.planned is None else f"{row.done:,} of {row.planned:,}")
+            for row in results
         ]
         console.show(table(str(work), ("result", "state", "done"), rows), result=True)
-        for one in results:
-            if one.detail:
-                console.show(f"{one.what}: {one.detail}", result=True)
+        for row in results:
+            if row.detail:
+                console.show(f"{row.what}: {row.detail}", result=True)
     if stats is not None:
         show_stats(shards, console, result=True)
     if command := next_of(results):

@@ -23,6 +23,7 @@ from pretok.tokenizer.kinds import KINDS, LEARNED, TEXT
 
 if TYPE_CHECKING:
     from pretok.base.console import Console
+    from pretok.documents.audit.find import Place
     from pretok.documents.audit.trace import Traced
 
 MOST = 10
@@ -71,7 +72,7 @@ def inspect(
     Tokens are in [brackets]; in conversations, those without loss are in (parentheses). `pretok trace` shows what a run
     reads.
     """
-    from pretok.documents.audit.find import find_named, random_places, search_text
+    from pretok.documents.audit.find import find_named, numbered, random_places, search_text
     from pretok.documents.audit.inspection import run_inspect
     from pretok.documents.audit.show import document_heading
     from pretok.shards.manifest import load_manifest
@@ -93,24 +94,13 @@ def inspect(
     if random is not None:
         places = random_places(manifest, source, split, random, seed)
     elif search is not None:
-        match = search_text(manifest, source, split, search)
-        if match is None:
-            raise UsageError(f"no document contains {search!r}")
-        places = [match]
+        places = [search_text(manifest, source, split, search)]
     elif source is not None:
-        doc = doc or "0"
-        if not doc.isdecimal():
-            raise UsageError(
-                f"--doc {doc}: with --source give a number from 0; for a name leave out --source"
-            )
-        places = [(source, split or "train", int(doc))]
+        places = [numbered(source, split, doc or "0")]
     else:
         first, *others = find_named(manifest, str(doc), MOST)
         places = [first]
-        if others:
-            known = ", ".join(f"{name} {part} {number}" for name, part, number in others)
-            more = " and maybe more" if len(others) == MOST - 1 else ""
-            console.notice(f"{' '.join(map(str, first))} is shown; there are also {known}{more}")
+        _show_others(first, others, console)
     documents = [run_inspect(shards, name, number, part) for name, part, number in places]
     if json:
         objects = [asdict(document) for document in documents]
@@ -120,6 +110,14 @@ def inspect(
     for document in documents:
         learned = None if document.kinds is None else [kind in with_loss for kind in document.kinds]
         _show_tokens(document_heading(document, vocab), document.tokens, learned, console)
+
+
+def _show_others(first: Place, others: list[Place], console: Console) -> None:
+    """Say which other documents have the name of the one that is shown."""
+    if others:
+        known = ", ".join(f"{name} {part} {number}" for name, part, number in others)
+        more = " and maybe more" if len(others) == MOST - 1 else ""
+        console.notice(f"{' '.join(map(str, first))} is shown; there are also {known}{more}")
 
 
 def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
@@ -214,8 +212,6 @@ def _cells(row: Iterable[object]) -> list[str]:
     return ["" if value is None else str(value) for value in row]
 
 
-TRACED = 100
-"""Most documents that are traced if several have the name."""
 SEQUENCES = 3
 """Most sequences that are shown as tokens."""
 
@@ -260,34 +256,12 @@ def trace(
     The answer is computed from the order of the mix. `done` shows whether the run has read it, up to its newest
     checkpoint. Positions that the run will never reach are not listed.
     """
-    from pretok.documents.audit.find import find_in
-    from pretok.documents.audit.trace import (
-        open_traced,
-        passages,
-        positions_of_step,
-        reading_at,
-        readings,
-        with_origins,
-    )
+    from pretok.documents.audit.trace import open_traced, read_of_name, read_there, with_origins
 
     if sum(given is not None for given in (doc, position, step)) != 1:
         raise UsageError("give one of --doc, --position and --step")
     console, segments = terminal(context), open_traced(target, shards)
-    if doc is not None:
-        named = find_in([traced.manifest for traced in segments], doc, TRACED)
-        read = [
-            (traced, reading)
-            for traced, places in zip(segments, named, strict=True)
-            for place in places
-            for reading in readings(traced, *place)
-        ]
-    else:
-        if position is not None:
-            places = [(traced, position) for traced in reading_at(segments, position)]
-        else:
-            segment, positions = positions_of_step(segments, step or 0)
-            places = [(segment, at) for at in positions]
-        read = [(traced, reading) for traced, at in places for reading in passages(traced, at)]
+    read = read_there(segments, position, step or 0) if doc is None else read_of_name(segments, doc)
     if late := sum(reading.done is False for _, reading in read):
         console.notice(
             f"{late:,} of {plural(len(read), 'reading')} are in the future: the newest checkpoint is of step "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -364,6 +364,32 @@ def verify(
         console.notice(f"{shards}: no document has the text of one of the {count:,} removed documents")
 
 
+OldMix = Annotated[
+    Path | None,
+    option(
+        "--continue",
+        "Start with the sequences of this mix up to --at, and repeat none of them.",
+        "OLD.json",
+    ),
+]
+At = Annotated[
+    str | None,
+    option(
+        "--at",
+        "Where to continue: a number of sequences, or a run (its newest checkpoint).",
+        "POSITION | RUN",
+    ),
+]
+Materialize = Annotated[
+    Path | None,
+    option(
+        "--materialize",
+        "Also write the sequences to this folder, as shards in the order of the mix.",
+        "DIR",
+    ),
+]
+
+
 def mix(
     context: typer.Context,
     work: Annotated[
@@ -386,30 +412,9 @@ def mix(
     mix_pack: Setting = setting("mix.pack"),
     mix_stages: Settings = setting("mix.stages"),
     mix_classes: Settings = setting("mix.classes"),
-    continue_: Annotated[
-        Path | None,
-        option(
-            "--continue",
-            "Start with the sequences of this mix up to --at, and repeat none of them.",
-            "OLD.json",
-        ),
-    ] = None,
-    at: Annotated[
-        str | None,
-        option(
-            "--at",
-            "Where to continue: a number of sequences, or a run (its newest checkpoint).",
-            "POSITION | RUN",
-        ),
-    ] = None,
-    materialize: Annotated[
-        Path | None,
-        option(
-            "--materialize",
-            "Also write the sequences to this folder, as shards in the order of the mix.",
-            "DIR",
-        ),
-    ] = None,
+    continue_: OldMix = None,
+    at: At = None,
+    materialize: Materialize = None,
     workers: Workers = None,
     json: Json = False,
 ) -> None:
@@ -425,9 +430,7 @@ def mix(
 
     A recipe has more settings: repeat and seed in [mix], and `learn` of each source of conversations.
     """
-    from pretok.config import MixTable, make_mix
-    from pretok.shards.manifest import load_manifest, shards_of
-    from pretok.stream.mix_file import load_mix
+    from pretok.shards.manifest import load_manifest
     from pretok.stream.mix_job import plan_mix, run_mix, show_mix
     from pretok.stream.tapes import FOLDER
 
@@ -438,15 +441,7 @@ def mix(
         raise UsageError("--materialize writes the mix too: say where with --out")
     if (continue_ is None) != (at is None):
         raise UsageError("--continue OLD.json needs --at, a position or a run, and --at needs --continue")
-    if work.suffix == ".toml":
-        recipe = read_recipe([str(work)], given)
-        shards, table, learn = recipe.shards_dir, recipe.mix or MixTable(), recipe.learned
-    else:
-        if continue_ is not None:
-            given.setdefault("mix.seq_len", load_mix(continue_).seq_len)
-        settings = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
-        table = make_mix(settings, "", {dotted: option_of(dotted) for dotted in given})
-        shards, learn = shards_of(work), {}
+    shards, table, learn = _mixed(work, given, continue_)
     manifest, console = load_manifest(shards), terminal(context, out and work_of(out))
     request = _mix_request(table, learn, manifest, continue_, at)
     if out:
@@ -468,6 +463,24 @@ def mix(
             run_materialize(shards, out, materialize, engine, console)
 
 
+def _mixed(
+    work: Path, given: dict[str, Any], continued: Path | None
+) -> tuple[Path, MixTable, Mapping[str, tuple[str, ...]]]:
+    """Return (the shards, [mix], kinds that each source learns) of a recipe, or of a folder and options."""
+    from pretok.config import MixTable, make_mix
+    from pretok.shards.manifest import shards_of
+    from pretok.stream.mix_file import load_mix
+
+    if work.suffix == ".toml":
+        recipe = read_recipe([str(work)], given)
+        return recipe.shards_dir, recipe.mix or MixTable(), recipe.learned
+    if continued is not None:
+        given.setdefault("mix.seq_len", load_mix(continued).seq_len)
+    settings = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
+    table = make_mix(settings, "", {dotted: option_of(dotted) for dotted in given})
+    return shards_of(work), table, {}
+
+
 def _mix_request(
     table: MixTable,
     learn: Mapping[str, tuple[str, ...]],
@@ -475,7 +488,10 @@ def _mix_request(
     continued: Path | None,
     at: str | None,
 ) -> MixRequest:
-    """A request for a new mix, or for one that continues another. at: a position, or the folder of a run."""
+    """Make a request for a new mix, or for one that continues another.
+
+    at: a position, or the folder of a run.
+    """
     from pretok.stream.continued import beginning, run_position
     from pretok.stream.mix_job import MixRequest
     from pretok.stream.segments import check_run

@@ -223,11 +223,11 @@ def refuse_unread(context: typer.Context, why: str, *names: str) -> None:
 
     why: the rest of the sentence, such as "without --random".
     """
-    parameters = [one for one in context.command.params if one.name in names]
+    parameters = [parameter for parameter in context.command.params if parameter.name in names]
     typed = [
-        one.opts[0]
-        for one in parameters
-        if (source := context.get_parameter_source(str(one.name))) and source.name == "COMMANDLINE"
+        parameter.opts[0]
+        for parameter in parameters
+        if (source := context.get_parameter_source(str(parameter.name))) and source.name == "COMMANDLINE"
     ]
     if typed:
         raise UsageError(f"{', '.join(typed)}: nothing reads it {why}; leave it out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,10 @@ from pretok.commands.options import (
     terminal,
 )
 from pretok.session import start_engine
+
+if TYPE_CHECKING:
+    from pretok.base.console import Console
+    from pretok.cluster.chain import Job
 
 RecipeFile = Annotated[Path, argument("RECIPE.toml")]
 
@@ -166,20 +170,13 @@ def submit(
 
     Nodes, links and times come from [slurm.STAGE] of the recipe or from options, everything else from the profile.
     """
-    import shlex
     from datetime import datetime
 
     from pretok.cluster import chain as job
 
     given = settings_of(context)
-    for name, values in (("nodes", nodes), ("links", links), ("time", time)):
-        for value in values or ():
-            stage, equals, amount = value.partition("=")
-            if not equals or stage not in job.STAGES:
-                raise UsageError(
-                    f"--{name} {value}: write STAGE=VALUE with a STAGE of {', '.join(job.STAGES)}"
-                )
-            given[f"slurm.{stage}.{name}"] = amount
+    by_stage = {"nodes": nodes or [], "links": links or [], "time": time or []}
+    given |= job.settings_by_stage(by_stage)
     loaded = read_recipe([str(recipe)], given)
     arguments = train_arguments or []
     chosen, site = job.choose_stages(loaded, stages, arguments), job.load_profile(profile)
@@ -192,15 +189,8 @@ def submit(
             raise UsageError(f"-- {arguments[0]}: nothing reads it {why}; leave it out")
     if dry_run:
         refuse_unread(context, "with --dry-run, which prints a script", "json")
-    for name, values in (("nodes", nodes), ("links", links), ("time", time)):
-        for value in values or ():
-            if (stage := value.partition("=")[0]) not in chosen:
-                raise UsageError(
-                    f"--{name} {value}: {stage} is not submitted, only {', '.join(chosen)}; remove it"
-                )
-    if stages is None:  # otherwise the recipe may have tables for the stages that were not chosen
-        for stage in loaded.slurm.model_fields_set & set(job.STAGES) - set(chosen):
-            raise UsageError(f"{recipe}: [slurm.{stage}]: {stage} is not submitted, only {', '.join(chosen)}")
+    # With --stages the recipe may have tables for stages that were not chosen.
+    job.refuse_other_stages(chosen, by_stage, loaded.slurm if stages is None else None, recipe)
     folder = loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S")
     run = run or (loaded.slurm.fast or loaded.out) / "run"
     jobs = job.plan_chain(loaded, recipe, site, chosen, run, arguments, folder)
@@ -211,8 +201,16 @@ def submit(
     console = terminal(context, loaded.out, loaded)
     console.show(job.chain_table(jobs, f"{folder}"))
     ids = job.submit_chain(jobs, script, folder)
+    _show_submitted(ids, jobs, folder, json, console)
+
+
+def _show_submitted(ids: list[str], jobs: list[Job], folder: Path, json: bool, console: Console) -> None:
+    """Show the jobs of a chain, and how to watch and cancel them."""
+    import shlex
+
     submitted = [
-        {"id": number, "stage": one.stage, "link": one.link} for number, one in zip(ids, jobs, strict=True)
+        {"id": number, "stage": queued.stage, "link": queued.link}
+        for number, queued in zip(ids, jobs, strict=True)
     ]
     if json:
         print_json({"folder": str(folder), "jobs": submitted})

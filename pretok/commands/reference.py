@@ -101,8 +101,10 @@ def page() -> str:
 
 
 def recipe_for(out: str, sources: Mapping[str, Sequence[str]], *, everything: bool) -> str:
-    """Write a recipe for these inputs, with other keys as comments that show a default or an example: the common keys,
-    or everything."""
+    """Write a recipe for these inputs, with other keys as comments that show a default or an example.
+
+    everything: show all keys, not only the common ones.
+    """
     more = "" if everything else "; pretok init --all prints every key"
     lines = [
         f"# Lines with # show a default or an example; docs/recipe.md explains the keys{more}.",

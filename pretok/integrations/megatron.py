@@ -19,9 +19,10 @@ import torch
 from megatron.core.datasets.utils import Split
 from torch import Tensor
 
+from pretok.base.tokens import IGNORE
 from pretok.base.version import refuse_untried
 from pretok.integrations.checks import check_length, check_model
-from pretok.integrations.pytorch import IGNORE, Batch, make_batch
+from pretok.integrations.pytorch import Batch, make_batch
 from pretok.stream import View
 from pretok.stream.loader import read_batch
 

@@ -22,13 +22,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
+from pretok.base.tokens import IGNORE, padded_targets
 from pretok.integrations.checks import check_length, checked_position
 from pretok.stream import View
 from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries, messages, read_ahead
 from pretok.stream.mix_file import mix_json
 
-IGNORE = -100
-"""A label without loss, as in torch's cross_entropy."""
 _MESSAGE = 1 << 19
 """Tokens that are read at once, and leave a loader process in one message."""
 
@@ -63,9 +62,7 @@ def make_batch(
     both = torch.empty((2, len(ids), ids.shape[1] - 1), dtype=torch.int64, pin_memory=pin_memory)
     inputs, labels = both.numpy()
     inputs[:], labels[:] = ids[:, :-1], ids[:, 1:]
-    ended = ids == view.eod_id
-    if (filled := ended[:, 1:] & ended[:, :-1]).any():
-        labels[filled] = IGNORE
+    labels[padded_targets(ids, view.eod_id)] = IGNORE
     if learned is not None:
         labels[~learned] = IGNORE
     if not documents:

@@ -42,6 +42,7 @@ FOLDERS = ("chat", "kernels", "read", "screen", "tokenizer", "vocab")
 def source_digest() -> str:
     """Return 16 hexadecimal digits that depend on all modules that mention this one, for functions or constants."""
     digest = hashlib.blake2b(digest_size=8)
+    # Sorted, and with its name: the digest depends on nothing but the files.
     for path in sorted(path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")):
         source = path.read_bytes()
         if b"pretok.kernels.compile" in source:

@@ -94,18 +94,18 @@ class LoggedJob:
 
 @dataclass(slots=True)
 class RunHistory:
-    """The records of a training run. metrics, validation, attempts: lines of its files; done: whether the run is
-    complete."""
+    """The records of a training run, as lines of its files."""
 
     folder: Path
     metrics: list[dict[str, Any]]
     validation: list[dict[str, Any]]
     attempts: list[dict[str, Any]]
     done: bool
+    """Whether the run is complete."""
 
     @property
     def energy(self) -> dict[str, float | None]:
-        """MWh at the devices, PUE, kg CO2e per kWh (of the last start) and t CO2e; None what a start did not tell."""
+        """MWh at the devices, PUE, kg CO2e per kWh (of the last start) and t CO2e; None what a start did not say."""
         last = self.attempts[-1] if self.attempts else {}
         result: dict[str, float | None] = {"pue": last.get("pue"), "carbon": last.get("carbon")}
         for name in ("mwh", "tco2e"):
@@ -115,7 +115,7 @@ class RunHistory:
 
 
 def read_jobs(work: Path) -> list[LoggedJob]:
-    """All jobs with a log, oldest first. Raises IntegrityError."""
+    """Read the logs of all jobs, oldest first. Raises IntegrityError."""
     logs = [
         [read_record(LogLine, line, path) for line in read_lines(path)]
         for path in sorted((work / LOGS).glob("*.jsonl"))
@@ -124,7 +124,7 @@ def read_jobs(work: Path) -> list[LoggedJob]:
 
 
 def read_run(folder: Path) -> RunHistory:
-    """The records of a run, finished or not. Raises IntegrityError."""
+    """Read the records of a run, finished or not. Raises IntegrityError."""
     metrics, validation = (_checked(folder / f"{name}.jsonl") for name in ("metrics", "validation"))
     return RunHistory(
         folder,
@@ -136,7 +136,7 @@ def read_run(folder: Path) -> RunHistory:
 
 
 def _checked(path: Path) -> list[dict[str, Any]]:
-    """All fields of the lines of metrics or validation, of which those of RunLine are checked."""
+    """Read the lines of metrics or validation with all fields, and check those of RunLine."""
     lines = read_lines(path)
     for line in lines:
         read_record(RunLine, line, path)

@@ -67,19 +67,24 @@ class _Made(Record, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """A result of a job, or a part of one. done, planned: partitions, or steps of a run, None if neither is counted;
-    next: the command to type, "" for none."""
+    """A result of a job, or a part of one."""
 
     what: str
     state: str
     done: int | None = None
+    """Partitions, or steps of a run; None if neither is counted."""
     planned: int | None = None
+    """The same, of the whole."""
     detail: str = ""
     next: str = ""
+    """The command to type, "" for none."""
 
 
 def status_of(target: Path) -> list[StepStatus]:
-    """Results of WORK in the order of the steps, or that of a run. A damaged one counts as failed, with the reason."""
+    """List the results of WORK in the order of the steps, or that of a run.
+
+    A damaged one counts as failed, with the reason.
+    """
     if (target / CONFIG).exists():
         return [_run(target)]
     logs = _Logs(target, [])
@@ -104,7 +109,7 @@ def status_of(target: Path) -> list[StepStatus]:
 
 
 def work_around(folder: Path) -> Path | None:
-    """The WORK of which a folder is a part, such as WORK/shards/it; None if there is none."""
+    """Find the WORK of which a folder is a part, such as WORK/shards/it; None if there is none."""
     inner = folder.absolute()
     for outer in inner.parents:
         if inner.name in RESULTS and any(row.what != str(outer) for row in status_of(outer)):
@@ -114,7 +119,7 @@ def work_around(folder: Path) -> Path | None:
 
 
 def next_of(rows: Sequence[StepStatus]) -> str:
-    """The next command: that of the first unfinished step; empty while a job is running."""
+    """Return the next command: that of the first unfinished step; empty while a job is running."""
     if any(row.state == RUNNING for row in rows):
         return ""
     return next((row.next for row in rows if row.next), "")
@@ -128,7 +133,7 @@ class _Logs:
     jobs: Sequence[LoggedJob]
 
     def newest(self, *commands: str) -> LoggedJob | None:
-        """The newest job of any of the commands."""
+        """Find the newest job of any of the commands."""
         return next((job for job in reversed(self.jobs) if job.command in commands), None)
 
     @property
@@ -142,15 +147,17 @@ class _Logs:
         return self.work / RUN
 
     def at_work(self, holder: Holder, *commands: str) -> str:
-        """The holder of a folder, and the progress of its latest step."""
+        """Say who holds a folder, and the progress of its latest step."""
         job = self.newest(*commands)
         if job is None or not job.step or job.exit_code is not None:
             return str(holder)
         return f"{holder}; {job.step}, {duration(max(0.0, time.time() - job.ended))} ago"
 
     def again(self, *commands: str) -> str:
-        """The command line of the newest job of these commands. If there is none, the first command with the inputs of
-        another job, if it is a step."""
+        """Return the command line of the newest job of these commands.
+
+        If there is none, the first command with the inputs of another job, if it is a step.
+        """
         if (job := self.newest(*commands)) and job.argv:
             return _typed(job, job.argv)
         if commands[0] not in STEPS:
@@ -163,7 +170,10 @@ class _Logs:
 
 
 def _whole_run(logs: _Logs, rows: Sequence[StepStatus]) -> Iterator[StepStatus]:
-    """A row for `pretok run` if it is between two steps or ended before its last one. rows: those of its steps."""
+    """Yield a row for `pretok run` if it is between two steps or ended before its last one.
+
+    rows: those of its steps.
+    """
     job = logs.newest(*STEPS)
     if job is None or job.command != "run" or job.exit_code == 0 or any(row.state == RUNNING for row in rows):
         return
@@ -174,7 +184,7 @@ def _whole_run(logs: _Logs, rows: Sequence[StepStatus]) -> Iterator[StepStatus]:
 
 
 def _after(logs: _Logs) -> str:
-    """The command to type when everything that exists is finished: the next step, with the same inputs."""
+    """Return the command to type when everything that exists is finished: the next step, with the same inputs."""
     shards, mix = logs.work / "shards", logs.work / "mix.json"
     run = logs.run
     if (run / CONFIG).exists():
@@ -194,7 +204,7 @@ def _first_mix(shards: Path, mix: Path) -> str:
 
 
 def _inputs(job: LoggedJob) -> list[str]:
-    """The recipe of a job, or its inputs as NAME=GLOB."""
+    """Return the recipe of a job, or its inputs as NAME=GLOB."""
     if recipe := [word for word in job.argv if word.endswith(".toml") and "=" not in word]:
         return recipe[:1]
     sources = read_record(dict[str, _Source], job.settings.get("sources", {}), f"the log of {job.command}")
@@ -205,13 +215,13 @@ def _inputs(job: LoggedJob) -> list[str]:
 
 
 def _typed(job: LoggedJob, argv: Sequence[str]) -> str:
-    """A command line, after a `cd` to the folder where the job was started."""
+    """Write a command line, after a `cd` to the folder where the job was started."""
     there = f"cd {shlex.quote(job.directory)} && " if job.directory not in ("", str(Path.cwd())) else ""
     return f"{there}pretok {shlex.join(argv)}"
 
 
 def _ended(job: LoggedJob | None) -> str:
-    """How a job ended, if it did not succeed."""
+    """Say how a job ended, if it did not succeed."""
     if job is None or job.exit_code == 0:
         return ""
     reason = f": {job.problems[-1][1].splitlines()[0]}" if job.problems else ""
@@ -219,7 +229,8 @@ def _ended(job: LoggedJob | None) -> str:
 
 
 def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> Iterator[StepStatus]:
-    """The row of a folder that the commands write, which is complete when it has `file`."""
+    """Yield the row of a folder that the commands write, which is complete when it has `file`."""
+    # The lock first: a running job has unfinished files, which would look like those of a killed one.
     if holder := holder_of(folder):
         yield StepStatus(what, RUNNING, detail=logs.at_work(holder, *commands))
     elif (folder / file).exists():
@@ -231,13 +242,13 @@ def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> 
 
 
 def _left_out(file: Path) -> list[str]:
-    """The damaged files that counts or a vocabulary were made without."""
+    """Return the damaged files that counts or a vocabulary were made without."""
     try:
         made = read_record(_Made, read_json(file), file)
     except PretokError:  # who reads the result says so
         return []
-    left_out = [*made.left_out, *(one for part in made.sources.values() for one in part.left_out)]
-    return [one.file for one in left_out]
+    left_out = [*made.left_out, *(damaged for part in made.sources.values() for damaged in part.left_out)]
+    return [damaged.file for damaged in left_out]
 
 
 def _without(files: Sequence[str]) -> str:
@@ -245,13 +256,16 @@ def _without(files: Sequence[str]) -> str:
 
 
 def _in_part(state: Path) -> str:
-    """The files that unfinished work could not read to their end, in words."""
+    """List the files that unfinished work could not read to their end, in words."""
     names = [Path(file).name for path in sorted(state.glob(f"*{DAMAGED}")) for file in read_json(path)]
     return f"read in part: {listed(names, SHOWN)}" if names else ""
 
 
 def _vocabulary(target: Path, logs: _Logs) -> Iterator[StepStatus]:
-    """The row of the vocabulary. Our own is complete when it has its report; a tokenizer that was copied has none."""
+    """Yield the row of the vocabulary.
+
+    Our own is complete when it has its report; a tokenizer that was copied has none.
+    """
     commands = ("build-vocab", "run")
     ours = logs.newest(*commands) is not None and (target / "counts").exists()
     file = REPORT if ours else "tokenizer.json"
@@ -285,7 +299,7 @@ def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
             counts, appends = manifest.sources[unit], manifest.appends(unit)
             detail = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
             detail += f", appended to {plural(appends, 'time')}" if appends else ""
-            detail += _without([one.file for one in counts.left_out])
+            detail += _without([damaged.file for damaged in counts.left_out])
             yield StepStatus(f"shards of {name}", FINISHED, detail=detail)
     if not sealed and not planned and folder.exists():
         state = RUNNING if holder else UNFINISHED
@@ -301,15 +315,15 @@ def _annotations(manifest: Manifest, logs: _Logs) -> Iterator[StepStatus]:
     except PretokError as error:
         yield StepStatus("annotations", FAILED, detail=str(error), next=again)
         return
-    for one in found:
-        what = f"annotations {one.name}"
-        problems, unknown = outdated_parts(manifest, one), unknown_sources(manifest, one)
+    for notes in found:
+        what = f"annotations {notes.name}"
+        problems, unknown = outdated_parts(manifest, notes), unknown_sources(manifest, notes)
         if problems:
             yield StepStatus(what, FAILED, detail=problems[0], next=again)
         elif unknown:
             yield StepStatus(what, UNFINISHED, detail=f"not for {', '.join(unknown)}", next=again)
         else:
-            detail = f"{one.matched:,} of {plural(one.documents, 'document')}"
+            detail = f"{notes.matched:,} of {plural(notes.documents, 'document')}"
             yield StepStatus(what, FINISHED, detail=detail)
 
 
@@ -336,7 +350,7 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
 
 
 def _run(run: Path) -> StepStatus:
-    """The row of a training run; `done` counts the steps in its metrics."""
+    """Return the row of a training run; `done` counts the steps in its metrics."""
     what = f"run {run.name}"
     try:
         planned = read_settings(run).resolved.steps
@@ -356,7 +370,7 @@ def _run(run: Path) -> StepStatus:
 
 
 def _pace(newest: Sequence[Mapping[str, Any]], left: int) -> str:
-    """The loss of the last step, the speed of the latest ones, and the time left."""
+    """Say the loss of the last step, the speed of the latest ones, and the time left."""
     spent = sum(step.get("seconds", 0.0) for step in newest) or 1e-9
     rate = sum(step.get("tokens_per_second", 0.0) * step.get("seconds", 0.0) for step in newest) / spent
     wait = sum(step.get("data_wait", 0.0) for step in newest) / spent

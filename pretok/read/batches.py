@@ -35,28 +35,31 @@ NO_REJECTS = pa.Table.from_arrays([pa.nulls(0, column.type) for column in REJECT
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """Documents read from one piece.
-
-    piece: its index in the partition; end: lines or rows of the piece up to the end of the batch; records: how many the
-    batch covers, rejected ones included; numbers: (documents,) int64, the line or row of each document, from 0 within
-    the piece; texts: (documents,) large_string; refused: bytes of rejected records; kept: a (documents,) array for each
-    kept column; mismatches: for each, a (documents,) array of which values are null because they had another type;
-    spans: of conversations, see `pretok.chat.spans`; before: of a file of tokens, (documents,) uint64, the `hash_ids`
-    of each; remarks: of the same, what was found -> in how many of its documents.
-    """
+    """Documents read from one piece."""
 
     piece: int
+    """Its index in the partition."""
     end: int
+    """Lines or rows of the piece up to the end of the batch."""
     records: int
+    """How many the batch covers, rejected ones included."""
     texts: pa.LargeStringArray
+    """(documents,) large_string."""
     numbers: npt.NDArray[np.int64]
+    """(documents,) int64, the line or row of each document, from 0 within the piece."""
     rejects: pa.Table = field(default_factory=lambda: NO_REJECTS)
     refused: int = 0
+    """Bytes of rejected records."""
     kept: tuple[pa.Array, ...] = ()
+    """A (documents,) array for each kept column."""
     mismatches: tuple[npt.NDArray[np.bool_], ...] = ()
+    """For each kept column, a (documents,) array of which values are null because they had another type."""
     spans: pa.LargeListArray | None = None
+    """Of conversations, see `pretok.chat.spans`."""
     before: npt.NDArray[np.uint64] | None = None
+    """Of a file of tokens, (documents,) uint64, the `hash_ids` of each."""
     remarks: Mapping[str, int] = field(default_factory=dict)
+    """Of a file of tokens, what was found -> in how many of its documents."""
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +67,7 @@ class TextBatch:
         return int(self.texts.nbytes + self.rejects.nbytes)
 
     def without(self, rejects: Sequence[Reject]) -> TextBatch:
-        """The batch without the documents of these rejects, which are added to its rejects."""
+        """Return the batch without the documents of these rejects, which are added to its rejects."""
         if not rejects:
             return self
         columns = [
@@ -87,7 +90,7 @@ class TextBatch:
 
 
 def hash_texts(texts: pa.LargeStringArray) -> Hashes:
-    """The hashes of texts: (texts, 2) uint64, XXH64 with seeds 0 and 1.
+    """Return the hashes of texts: (texts, 2) uint64, XXH64 with seeds 0 and 1.
 
     Two 64-bit hashes in compiled code: a call of the library's 128-bit XXH3 takes 0.4 us per document, which would cost
     a third of the speed for documents of 100 bytes.
@@ -96,11 +99,11 @@ def hash_texts(texts: pa.LargeStringArray) -> Hashes:
 
 
 def hash_ids(tokens: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """The hash of the ids of each text, without BOS and EOD, whatever their dtype: (documents,) uint64."""
+    """Return the hash of the ids of each text, without BOS and EOD, whatever their dtype: (documents,) uint64."""
     ids = np.ascontiguousarray(tokens, "<u4")
     return hash_documents(ids.view(np.uint8), 4 * offsets, 0)
 
 
 def hash_column(hashes: Hashes) -> pa.Array:
-    """The result of `hash_texts` as a column of a ledger."""
+    """Return the result of `hash_texts` as a column of a ledger."""
     return pa.FixedSizeBinaryArray.from_buffers(HASH, len(hashes), [None, pa.py_buffer(hashes.astype(">u8"))])

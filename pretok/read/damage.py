@@ -36,18 +36,21 @@ REPAIR = (
 
 
 class DamagedFile(Record, frozen=True):
-    """What a partition notes of a file. skippable: whether its own bytes are at fault, not the disk or a change."""
+    """What a partition notes of a file."""
 
     error: str
     skippable: bool
+    """Whether its own bytes are at fault, not the disk or a change."""
 
 
 def read_whole(
     partition: Partition, batches: Iterable[TextBatch | Damage], unit: str, state: Path
 ) -> Iterator[TextBatch]:
-    """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
-    to their end: the error names all of them, and the partition is done again from its beginning. state: the folder of
-    unfinished work."""
+    """Yield the batches of documents of a partition.
+
+    Raises PartitionsFailed after the last one if inputs could not be read to their end: the error names all of them,
+    and the partition is done again from its beginning. state: the folder of unfinished work.
+    """
     damaged, advice, note = dict[str, DamagedFile](), dict[str, None](), state / f"{partition.name}{DAMAGED}"
     for batch in batches:
         if isinstance(batch, Damage):
@@ -66,12 +69,12 @@ def read_whole(
         note.unlink(missing_ok=True)
         return
     write_json(note, to_json(damaged))
-    told = [f"{path}: {one.error}" for path, one in damaged.items()]
-    raise PartitionsFailed("; ".join((listed(told, SHOWN, "; "), *advice)))
+    reasons = [f"{path}: {note.error}" for path, note in damaged.items()]
+    raise PartitionsFailed("; ".join((listed(reasons, SHOWN, "; "), *advice)))
 
 
 def read_in_part(plan: SourcePlan, state: Path) -> dict[str, DamagedFile]:
-    """The damaged files of a plan that is not done, by path."""
+    """Return the damaged files of a plan that is not done, by path."""
     names, found = {partition.name for partition in plan.partitions}, dict[str, DamagedFile]()
     for path in sorted(state.glob(f"{plan.name}-*{DAMAGED}")):
         if path.name.removesuffix(DAMAGED) in names:
@@ -92,8 +95,10 @@ def until_whole(
     work: Callable[[list[SourcePlan]], Failures],
     leave_out: Callable[[SourcePlan], SourcePlan],
 ) -> tuple[list[SourcePlan], Failures]:
-    """Let `work` do the partitions of the plans, and again those that lost a damaged file by `leave_out`. Returns the
-    plans that were done, and the failures of the last time."""
+    """Let `work` do the partitions of the plans, and again those that lost a damaged file by `leave_out`.
+
+    Returns the plans that were done, and the failures of the last time.
+    """
     while True:
         failures = work(plans)
         now = [leave_out(plan) for plan in plans]
@@ -110,13 +115,14 @@ def too_many(damaged: int, files: int, most: int) -> str:
 def without_damaged(
     plan: SourcePlan, state: Path, most: Callable[[int], int], console: Console, final: Sequence[str] = ()
 ) -> SourcePlan:
-    """The plan without the files that its partitions found damaged, whose partitions are then to do again; or as it is,
-    if these would be more than `most` says of the number of files.
+    """Return the plan without the files that its partitions found damaged, whose partitions are then to do again.
+
+    It is returned as it is if these would be more than `most` says of the number of files.
 
     final: endings of files of a partition that must stay once they exist. Other files than those of the plan's own
     partitions are left alone; the caller stores the plan.
     """
-    damaged = {path: one.error for path, one in read_in_part(plan, state).items() if one.skippable}
+    damaged = {path: note.error for path, note in read_in_part(plan, state).items() if note.skippable}
     readers = [p for p in plan.partitions if any(piece.file.path in damaged for piece in p.pieces)]
     if not damaged or any((state / f"{p.name}{suffix}").exists() for p in readers for suffix in final):
         return plan
@@ -126,9 +132,11 @@ def without_damaged(
         return plan
     if not (left := plan.without(damaged)).partitions:
         return plan
-    told = [
-        f"{one.file} ({human_bytes(one.bytes)}): {one.reason}" for one in left.left_out if one.file in damaged
+    lines = [
+        f"{lost.file} ({human_bytes(lost.bytes)}): {lost.reason}"
+        for lost in left.left_out
+        if lost.file in damaged
     ]
-    console.notice(f"warning: {unit}: left out, damaged:\n  " + listed(told, SHOWN, "\n  "))
+    console.notice(f"warning: {unit}: left out, damaged:\n  " + listed(lines, SHOWN, "\n  "))
     forget(readers, state)
     return left

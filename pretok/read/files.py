@@ -52,19 +52,19 @@ UNREADABLE, REFUSED = "unreadable", "refused"
 
 
 class InputFile(Record, frozen=True):
-    """One input as the plan records it.
-
-    path: of a URL with secrets, its name without them (`paths.name_url`), so that no file stores them; they are passed
-    on when it is sent to another process; format: a name of FORMATS, UNREADABLE or REFUSED; compression: "", zstd,
-    gzip; size: bytes; identity: hash of the first and last 64 KiB, by which a changed file is noticed; why a file is
-    UNREADABLE or REFUSED.
-    """
+    """One input as the plan records it."""
 
     path: str
+    """Of a URL with secrets, its name without them (`paths.name_url`), so that no file stores them; they are passed on
+    when it is sent to another process."""
     format: str
+    """A name of FORMATS, UNREADABLE or REFUSED."""
     compression: str
+    """"", zstd, gzip."""
     size: Count
+    """Bytes."""
     identity: str
+    """Hash of the first and last 64 KiB, by which a changed file is noticed; why a file is UNREADABLE or REFUSED."""
 
     def __reduce__(self) -> Any:
         return _received, (url_of(self.path), self.format, self.compression, self.size, self.identity)
@@ -75,8 +75,10 @@ def _received(url: str, *rest: Any) -> InputFile:
 
 
 def open_input(path: str, buffering: int = IDENTITY_BYTES) -> IO[bytes]:
-    """Open an input for reading bytes. buffering: bytes of a request to a server. With READ_SIZE, the next block is
-    requested while one is being processed."""
+    """Open an input for reading bytes.
+
+    buffering: bytes of a request to a server. With READ_SIZE, the next block is requested while one is being processed.
+    """
     if not is_remote(path):
         return open(path, "rb", buffering=buffering)  # noqa: PTH123 - a Path takes as long as opening it
     server, name = server_of(path)
@@ -101,7 +103,7 @@ INDEX = {".bin": ".idx", ".ds": ".ds.index"}
 
 
 def index_of(path: str) -> str:
-    """The path of the index of a file of tokens, "" for a file without one."""
+    """Return the path of the index of a file of tokens, "" for a file without one."""
     stem, dot, suffix = path.rpartition(".")
     return f"{stem}{INDEX[dot + suffix]}" if dot + suffix in INDEX else ""
 
@@ -119,7 +121,7 @@ def identify_input(path: str, file_format: str) -> tuple[bytes, bytes, int, str]
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
-    """(first bytes, last bytes, size, identity) of a file, by at most two reads."""
+    """Return (first bytes, last bytes, size, identity) of a file, by at most two reads."""
     with _open_bare(path) as file:
         head = tail = file.read(IDENTITY_BYTES)
         size = file.seek(0, os.SEEK_END)
@@ -145,7 +147,7 @@ Stamp = tuple[int, int] | None
 
 
 def stamp(file: InputFile) -> Stamp:
-    """The Stamp of an input; two calls compare them."""
+    """Return the Stamp of an input; two calls compare them."""
     if is_remote(file.path):
         return None
     try:
@@ -156,14 +158,14 @@ def stamp(file: InputFile) -> Stamp:
 
 
 def stamps_of(inputs: Sequence[InputFile]) -> dict[str, Stamp]:
-    """The stamp of each input, by path."""
+    """Return the stamp of each input, by path."""
     return dict(zip((file.path for file in inputs), map_reads(stamp, inputs), strict=True))
 
 
 def what_changed(file: InputFile, before: Stamp) -> str:
-    """How a file differs from the planned one, or that it was written to since `stamp` gave `before`; "" if neither.
+    """Say how a file differs from the planned one, or that it was written to in the meantime; "" if neither.
 
-    A change of equal size in the middle of a file, before `before`, is not noticed.
+    before: what `stamp` gave. A change of equal size in the middle of a file, before `before`, is not noticed.
     """
     if file.format in (UNREADABLE, REFUSED):
         return ""
@@ -182,7 +184,7 @@ def what_changed(file: InputFile, before: Stamp) -> str:
 
 
 def read_small(file: InputFile, planned: Stamp) -> bytes | None:
-    """All bytes of a file of at most SMALL, if they are the planned ones; None for any other file.
+    """Read a file of at most SMALL, if its bytes are the planned ones; None for any other file.
 
     Later changes of the file do not matter. planned: its stamp, None if it is unknown.
     """
@@ -211,7 +213,7 @@ _COMPRESSIONS = {
 
 
 def compression_of(beginning: bytes) -> str:
-    """The compression of a file or frame with these first bytes, "" for none."""
+    """Return the compression of a file or frame with these first bytes, "" for none."""
     return next((name for magic, name in _COMPRESSIONS.items() if magic.match(beginning)), "")
 
 
@@ -225,7 +227,7 @@ def _may_begin(beginning: bytes, compression: str) -> bool:
 
 
 def _decompressor(compression: str) -> Any:
-    """A decompressor of one frame, with `decompress(data)`, `eof` and `unused_data`."""
+    """Return a decompressor of one frame, with `decompress(data)`, `eof` and `unused_data`."""
     if compression == "gzip":
         return zlib.decompressobj(16 + zlib.MAX_WBITS)
     import zstandard
@@ -282,13 +284,15 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
 
 
 def without_bom(beginning: Beginning) -> Beginning:
-    """The beginning of a file without a byte order mark, which is not part of the text (RFC 8259, 8.1; Unicode,
-    23.8)."""
+    """Drop a byte order mark from the beginning of a file.
+
+    It is not part of the text (RFC 8259, 8.1; Unicode, 23.8).
+    """
     return beginning[len(BOM_UTF8) :] if bytes(beginning[: len(BOM_UTF8)]) == BOM_UTF8 else beginning
 
 
 def unpack(data: bytes, compression: str, *, partial: bool = False) -> Iterator[bytes]:
-    """The decompressed bytes of a file whose bytes are in memory; without compression, the bytes themselves."""
+    """Yield the decompressed bytes of a file whose bytes are in memory; without compression, the bytes themselves."""
     if not compression:
         return iter((data,))
     blocks = (data[at : at + COMPRESSED_STEP] for at in range(0, len(data), COMPRESSED_STEP))
@@ -301,7 +305,7 @@ def read_bytes(
     start: int = 0,
     stop: int | None = None,
 ) -> Iterator[bytes]:
-    """The file's bytes, decompressed; of an uncompressed file, those from `start` to `stop`.
+    """Yield the file's bytes, decompressed; of an uncompressed file, those from `start` to `stop`.
 
     Raises CorruptInputError after the last readable byte if the file is damaged, shorter than `stop`, or a read failed.
     """

@@ -40,12 +40,13 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class KeptColumn(Record, frozen=True):
-    """name: of the column; field: of the record, such as `meta.url` inside `meta`; type: a key of TYPES, "" if the
-    recipe gives none: then it is text, and the first records must have the field."""
+    """A column of the ledger whose values come from a field of the records."""
 
     name: str
     field: str
+    """Of the record, such as `meta.url` inside `meta`."""
     type: str = ""
+    """A key of TYPES, "" if the recipe gives none: then it is text, and the first records must have the field."""
 
 
 KeptValues = tuple[pa.Array, npt.NDArray[np.bool_]]
@@ -70,7 +71,7 @@ def parse_keep(text: str) -> KeptColumn:
 
 
 def type_of(kind: pa.DataType) -> str:
-    """The key of TYPES as which a column of an Arrow type is kept, "" for none."""
+    """Return the key of TYPES as which a column of an Arrow type is kept, "" for none."""
     is_ = pa.types
     if is_.is_dictionary(kind) or is_.is_run_end_encoded(kind):
         return type_of(kind.value_type)
@@ -120,7 +121,7 @@ def keep_column(column: pa.Array, kind: str) -> KeptValues:
 
 
 def _of_json(column: pa.Array, kind: str) -> pa.Array:
-    """The values of a column of JSON that have the type `kind`; null for others."""
+    """Return the values of a column of JSON that have the type `kind`; null for others."""
     types: dict[str, tuple[type, ...]] = {
         "text": (str,), "integer": (int,), "float": (int, float), "boolean": (bool,),
     }  # fmt: skip
@@ -136,8 +137,11 @@ def _of_json(column: pa.Array, kind: str) -> pa.Array:
 
 
 def _written(column: pa.Array) -> pa.LargeStringArray:
-    """Dates, times and decimal numbers as texts. Null outside of the years 1 to 9999 and of a day, for which Arrow
-    writes other texts or other dates; all are null if their time zone is unknown."""
+    """Return dates, times and decimal numbers as texts.
+
+    Null outside of the years 1 to 9999 and of a day, for which Arrow writes other texts or other dates; all are null if
+    their time zone is unknown.
+    """
     kind = column.type
     if not pa.types.is_decimal(kind):
         per_day = 1 if kind == pa.date32() else 86_400 * _PER_SECOND[getattr(kind, "unit", "ms")]

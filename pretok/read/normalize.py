@@ -18,14 +18,14 @@ BOM = "\ufeff"
 
 
 class Normalization(Record, frozen=True):
-    """Which changes are made to every document; the default makes none.
-
-    unicode: "none" or "nfc"; strip_bom: drop one U+FEFF at the start of a document; crlf: turn CR LF into LF.
-    """
+    """Which changes are made to every document; the default makes none."""
 
     unicode: str = "none"
+    """"none" or "nfc"."""
     strip_bom: bool = False
+    """Drop one U+FEFF at the start of a document."""
     crlf: bool = False
+    """Turn CR LF into LF."""
 
     def __call__(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         """Apply the changes; texts that need none are not copied."""

@@ -26,14 +26,15 @@ SHARDS_WANTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The pieces that one task reads, in order. estimate: expected bytes of text, for scheduling only; stamps: of the
-    file of each piece, when this job began."""
+    """The pieces that one task reads, in order."""
 
     source: str
     number: int
     pieces: tuple[Piece, ...]
     estimate: int
+    """Expected bytes of text, for scheduling only."""
     stamps: tuple[Stamp, ...] = ()
+    """Of the file of each piece, when this job began."""
 
     @property
     def name(self) -> str:
@@ -42,7 +43,7 @@ class Partition:
 
 
 def stamped(partition: Partition, stamps: Mapping[str, Stamp]) -> Partition:
-    """The partition with the stamps of its files. stamps: by path."""
+    """Return the partition with the stamps of its files. stamps: by path."""
     return replace(partition, stamps=tuple(stamps.get(piece.file.path) for piece in partition.pieces))
 
 
@@ -53,8 +54,9 @@ def shard_bytes(inputs: Sequence[Probe], itemsize: int) -> int:
 
 
 def plan(source: str, inputs: Sequence[Probe], target: int, itemsize: int, first: int = 0) -> list[Partition]:
-    """Group and split the inputs of one source into partitions of about `target` bytes of tokens, numbered from
-    `first`.
+    """Group and split the inputs of one source into partitions of about `target` bytes of tokens.
+
+    first: number of the first partition.
 
     Small files share a partition, in path order. JSON Lines and tables larger than a partition are split. Other large
     files are a partition each, which gives several shards.

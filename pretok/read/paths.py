@@ -38,8 +38,10 @@ _urls: dict[str, str] = {}
 
 
 def name_url(url: str) -> str:
-    """The name of an input: its path, or its URL without user, password and query. So a URL with another access token
-    names the same input. `url_of` gives the last URL with this name."""
+    """Return the name of an input: its path, or its URL without user, password and query.
+
+    So a URL with another access token names the same input. `url_of` gives the last URL with this name.
+    """
     name: str = masked(url) if is_remote(url) else url
     if name == url:
         return url
@@ -48,12 +50,12 @@ def name_url(url: str) -> str:
 
 
 def url_of(name: str) -> str:
-    """The inverse of `name_url` in this process."""
+    """Return the inverse of `name_url` in this process."""
     return _urls.get(name, name)
 
 
 def server_of(name: str) -> tuple[Any, str]:
-    """(the fsspec file system of a URL or of the name of one, the file's name there).
+    """Return (the fsspec file system of a URL or of the name of one, the file's name there).
 
     Raises OSError that names the URL, and the errors of fsspec for an unknown protocol or a missing package.
     """
@@ -72,10 +74,10 @@ FileKey = tuple[int, int] | str
 
 
 def file_key(name: str, status: os.stat_result | None) -> FileKey:
-    """The identity of a file: device and inode; its path without links where there are no inodes; one spelling of its
-    URL.
+    """Return the identity of a file: device and inode, its path without links, or one spelling of its URL.
 
-    status: of a local path; None for a URL, which may be that of a local file. Raises what `server_of` raises.
+    The path stands in where there are no inodes. status: of a local path; None for a URL, which may be that of a local
+    file. Raises what `server_of` raises.
     """
     path = name
     if status is None:
@@ -89,7 +91,10 @@ def file_key(name: str, status: os.stat_result | None) -> FileKey:
 
 
 def _one_spelling(url: str) -> str:
-    """A URL without dots in its path and the usual port (RFC 3986, 6.2). In the keys of object stores dots count."""
+    """Return a URL without dots in its path and the usual port (RFC 3986, 6.2).
+
+    In the keys of object stores dots count.
+    """
     parts = urlsplit(url)
     usual = {"http": 80, "https": 443}.get(parts.scheme)
     if usual is None:
@@ -105,7 +110,7 @@ def is_dataset(path: str) -> bool:
 
 
 def dataset_files(path: str) -> list[str]:
-    """The tables of a saved dataset. Raises UsageError if there is none, or if its state.json is wrong."""
+    """Return the tables of a saved dataset. Raises UsageError if there is none, or if its state.json is wrong."""
     try:
         files = json.loads((Path(path) / "state.json").read_bytes())["_data_files"]
         tables = [str(Path(path) / file["filename"]) for file in files]
@@ -145,7 +150,7 @@ def excluded_by(patterns: Sequence[str]) -> Callable[[str], str]:
 
 
 def expand(pattern: str) -> list[str]:
-    """The paths that a path, a folder, a glob or a URL glob stands for, sorted.
+    """Return the paths that a path, a folder, a glob or a URL glob stands for, sorted.
 
     Raises UsageError if it matches nothing, if a folder cannot be listed, or if a name is not UTF-8, which a ledger or
     manifest cannot store.
@@ -187,8 +192,11 @@ def expand(pattern: str) -> list[str]:
 
 
 def _glob(pattern: str) -> list[str]:
-    """The paths that a glob matches. `glob.glob` gives the same, but it silently skips folders that it may not list,
-    and follows a circle of links until the system refuses."""
+    """Return the paths that a glob matches.
+
+    `glob.glob` gives the same, but it silently skips folders that it may not list, and follows a circle of links until
+    the system refuses.
+    """
     first = re.search(r"[^/]*[*?[]", pattern)
     at = first.start() if first else 0
     parts = [part for part in pattern[at:].split("/") if part]
@@ -198,7 +206,7 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _matches(folder: str, parts: list[str]) -> Iterator[str]:
-    """The paths that `parts` of a glob match in `folder`, and the tables of a saved dataset that they match."""
+    """Yield the paths that `parts` of a glob match in `folder`, and the tables of a saved dataset that they match."""
     head, rest = parts[0], parts[1:]
     if head == "**" and rest:
         yield from _matches(folder, rest)
@@ -213,8 +221,11 @@ def _matches(folder: str, parts: list[str]) -> Iterator[str]:
 
 
 def _entries(folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
-    """(path, whether to descend into it) of the entries of a folder that match. Names that begin with a dot or, as the
-    _metadata and _SUCCESS of other programs, with an underscore, match only a pattern that begins alike."""
+    """Yield (path, whether to descend into it) of the entries of a folder that match.
+
+    Names that begin with a dot or, as the _metadata and _SUCCESS of other programs, with an underscore, match only a
+    pattern that begins alike.
+    """
     try:
         with os.scandir(folder or ".") as found:
             entries = list(found)

@@ -43,7 +43,10 @@ def ahead(items: Iterator[Item], size: Callable[[Item], int], enough: int) -> It
 def _take(
     items: Iterator[Item], size: Callable[[Item], int], enough: int
 ) -> tuple[list[Item], BaseException | None]:
-    """(the next item or several small ones, the exception that ended `items` after them: StopIteration at its end)."""
+    """Return (the next item or several small ones, the exception that ended `items` after them).
+
+    The exception is StopIteration at its end.
+    """
     taken: list[Item] = []
     total, until = 0, time.monotonic() + SECONDS
     try:

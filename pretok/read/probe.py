@@ -42,8 +42,10 @@ def probe_inputs(
     tokens: TokenFiles | None = None,
     console: Console = NO_CONSOLE,
 ) -> list[Probe]:
-    """A Probe of each input. `console` gets a notice of files without the field and, if there are several names for it,
-    of which files have which; UsageError if no file has one.
+    """Return a Probe of each input.
+
+    `console` gets a notice of files without the field and, if there are several names for it, of which files have
+    which; UsageError if no file has one.
 
     lists: whether the field may hold messages; tokens: how ids are read, for files of tokens.
     """
@@ -72,14 +74,16 @@ def probe_inputs(
 
 
 def field_of(probe: Probe, fields: Sequence[str]) -> str:
-    """The first of the names that an input has as a field with text; the first name if it has none or is unknown."""
+    """Return the first of the names that an input has as a field with text; the first if it has none or is unknown."""
     return next((name for name in fields if TEXT in probe.fields.get(name, ())), fields[0])
 
 
 @lru_cache(PROBED_FILES)
 def chosen_field(file: InputFile, fields: tuple[str, ...]) -> str:
-    """`field_of` a file, by its schema or its first records, so that all pieces of the file agree. A process looks once
-    at a file, the pieces of which follow each other."""
+    """`field_of` a file, by its schema or its first records, so that all pieces of the file agree.
+
+    A process looks once at a file, the pieces of which follow each other.
+    """
     return field_of(_probe(file, True), fields)
 
 
@@ -95,8 +99,10 @@ def _probe(file: InputFile, sampled: bool) -> Probe:
 
 
 def lacks_text(probe: Probe, fields: Sequence[str], lists: bool) -> str:
-    """Why the records of an input give no document, "" if they do or if it is unknown. lists: whether the field
-    may hold messages."""
+    """Say why the records of an input give no document, "" if they do or if it is unknown.
+
+    lists: whether the field may hold messages.
+    """
     names, path, field = probe.fields, probe.file.path, field_of(probe, fields)
     if not names or names.get(field, set()) & {TEXT, NOTHING, LIST if lists else TEXT}:
         return ""
@@ -115,9 +121,12 @@ def lacks_text(probe: Probe, fields: Sequence[str], lists: bool) -> str:
 
 
 def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe]) -> None:
-    """Raise UsageError if an input has no fields, if no input has a kept field without a declared type, or if the field
-    has no value of the column's type in any input. Of a column with a declared type, only tables are asked: they
-    declare types too, and a value of it may follow the first records of JSON Lines."""
+    """Raise UsageError if no input can give the kept columns.
+
+    That is so if an input has no fields, if no input has a kept field without a declared type, or if the field has no
+    value of the column's type in any input. Of a column with a declared type, only tables are asked: they declare types
+    too, and a value of it may follow the first records of JSON Lines.
+    """
     bare = {"text": ("plain text has", "plain text"), "tokens": ("tokens have", "a file of tokens")}
     if columns and (without := [probe.file for probe in probes if probe.file.format in bare]):
         have, what = bare[without[0].format]
@@ -141,7 +150,7 @@ def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Prob
 
 
 def _kinds(probe: Probe, field: str) -> set[str]:
-    """The kinds of values of a field, or OTHER if it is an object."""
+    """Return the kinds of values of a field, or OTHER if it is an object."""
     inside = any(name.startswith(f"{field}.") for name in probe.fields)
     return probe.fields.get(field, {OTHER} if inside else set())
 

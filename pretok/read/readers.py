@@ -61,8 +61,10 @@ class Damage:
 def read_partition(
     partition: Partition, record: RecordFormat, make: Callable[[TextBatch], TextBatch], keep: Keep = ()
 ) -> Iterator[TextBatch | Damage]:
-    """All batches of a partition, read ahead in a thread, small files in several. After a damaged piece, the next is
-    read. A piece counts as damaged, too, if none of its records is accepted and one of them is not just empty.
+    """Yield all batches of a partition, read ahead in a thread, small files in several.
+
+    After a damaged piece, the next is read. A piece counts as damaged, too, if none of its records is accepted and one
+    of them is not just empty.
 
     make: turns records into documents, in the thread of the caller (`chat.read_documents`). A file that differs from
     the plan, or was written to in the meantime, counts as damaged once it has been read.
@@ -109,8 +111,10 @@ def read_partition(
 
 
 def _together(pieces: Sequence[Piece]) -> Iterator[range]:
-    """The pieces that a thread reads one after another, by number: at most TOGETHER, of files that have at most SMALL
-    bytes together."""
+    """Yield the pieces that a thread reads one after another, by number.
+
+    They are at most TOGETHER, of files that have at most SMALL bytes together.
+    """
     start, size = 0, 0
     for index, piece in enumerate(pieces):
         size += piece.file.size
@@ -121,7 +125,7 @@ def _together(pieces: Sequence[Piece]) -> Iterator[range]:
 
 
 def _of_file(record: RecordFormat, file: InputFile) -> RecordFormat:
-    """How the records of one file are read, if files differ."""
+    """Return how the records of one file are read, if files differ."""
     if record.fields is UNSET:
         return record
     return replace(record, field=chosen_field(file, record.fields), fields=UNSET)
@@ -147,8 +151,10 @@ def read_piece(
     keep: Keep = (),
     small: bytes | None = None,
 ) -> Iterator[TextBatch]:
-    """Batches of one piece, number `index` of its partition. small: all bytes of its file, if they have been read.
-    Raises CorruptInputError."""
+    """Yield batches of one piece, number `index` of its partition.
+
+    small: all bytes of its file, if they have been read. Raises CorruptInputError.
+    """
     if piece.file.format == UNREADABLE:
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
     if piece.file.format == REFUSED:
@@ -161,7 +167,7 @@ def read_piece(
 
 
 def _batches(index: int, first: int, records: Records) -> Iterator[TextBatch]:
-    """Batches of records, the first of which is number `first` of its piece."""
+    """Yield batches of records, the first of which is number `first` of its piece."""
     count, ends = len(records.status), np.cumsum(records.sizes)
     at = start = 0
     while True:  # lines that are all blank are a batch too: it says how far the piece is read
@@ -192,7 +198,7 @@ def _batches(index: int, first: int, records: Records) -> Iterator[TextBatch]:
 
 
 def _of_utf8(batch: TextBatch) -> TextBatch:
-    """The batch with texts that are not UTF-8 as rejects."""
+    """Return the batch with texts that are not UTF-8 as rejects."""
     try:
         batch.texts.validate(full=True)
         return batch

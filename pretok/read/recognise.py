@@ -101,10 +101,11 @@ bytes; a damaged line has fewer."""
 
 
 class _Look(NamedTuple):
-    """A recognised path: an input and its identity, or None and the reason."""
+    """A recognised path."""
 
     path: str
     file: InputFile | None
+    """None if `notice` says why it is no input."""
     notice: str
     key: FileKey | None = None
 
@@ -137,14 +138,15 @@ def list_inputs(
     out: Path | None = None,
     most_damaged: Callable[[int], int] = lambda _files: 0,
 ) -> Listing:
-    """Every input that the patterns match. A folder stands for the files below it whose names have the ending of a
-    format. exclude: globs of files that are left out; out: the folder of results, whose files are none of a folder
-    around it; most_damaged: how many of some files may be REFUSED, to be left out later as damaged.
+    """Return every input that the patterns match.
+
+    A folder stands for the files below it whose names have the ending of a format. exclude: globs of files that are
+    left out; out: the folder of results, whose files are none of a folder around it; most_damaged: how many of some
+    files may be REFUSED, to be left out later as damaged.
 
     Notices name files whose content differs from their suffix, empty files, what of a folder is left out, and matches
-    of a glob that are not files.
-    Raises UsageError for an input that does not exist or is not a regular file, for a file with two paths, and for
-    files that hold no documents as they are, if they are too many.
+    of a glob that are not files. Raises UsageError for an input that does not exist or is not a regular file, for a
+    file with two paths, and for files that hold no documents as they are, if they are too many.
     """
     named: dict[str, bool] = {}
     urls: dict[str, str] = {}
@@ -230,8 +232,10 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
 
 
 def _kind(path: str) -> tuple[str, FileKey | None]:
-    """(the kind of a path, "" for a regular file or a URL; its identity). It does not open the file: opening a named
-    pipe would block."""
+    """Return (the kind of a path, "" for a regular file or a URL; its identity).
+
+    It does not open the file: opening a named pipe would block.
+    """
     if is_remote(path):
         return "", file_key(path, None)
     try:
@@ -269,8 +273,10 @@ def _endings(path: str) -> tuple[str, str]:
 
 
 def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
-    """(the input, a notice or ""). The content of a file decides its format, then its source, then its name; a file is
-    plain text by its name or its source alone.
+    """Return (the input, a notice or "").
+
+    The content of a file decides its format, then its source, then its name; a file is plain text by its name or its
+    source alone.
 
     A file that is not the table or compressed file that these say is damaged: reading it fails, unless it is obviously
     something else. That is REFUSED.
@@ -310,8 +316,10 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
 
 
 def _beginning(head: bytes, compression: str) -> bytes:
-    """The first 64 KiB of a file, decompressed, without a byte order mark, as far as they are not damaged and `head`
-    holds them."""
+    """Return the first 64 KiB of a file, decompressed, without a byte order mark.
+
+    They are there as far as they are not damaged and `head` holds them.
+    """
     begins = bytearray()
     with suppress(CorruptInputError):  # reported when it is read
         for text in unpack(head, compression, partial=True):
@@ -322,8 +330,10 @@ def _beginning(head: bytes, compression: str) -> bytes:
 
 
 def _other(begins: bytes, compression: str, suffix: str, file_format: str, auto: bool) -> str:
-    """The kind of a file that holds no documents as it is, and what to do; "" if it may. auto: whether no format is
-    declared."""
+    """Return the kind of a file that holds no documents as it is, and what to do; "" if it may.
+
+    auto: whether no format is declared.
+    """
     kinds = dict(_POINTER)
     if auto or file_format != "text":
         kinds |= _CONTAINERS

@@ -19,67 +19,73 @@ FormatName = Literal["parquet", "arrow", "wet", "jsonl", "tokens", "text"]
 
 
 class Conversation(Record, frozen=True, kw_only=True):
-    """Messages through a chat template, or fields through a plain one.
-
-    fields: whether the template consists of `{field}`s; template: its source, "" until a tokenizer is known (then a
-    document is the contents alone); content_only: the same for fields; chat_template: its name in the recipe, "" for
-    the tokenizer's own; markers: name -> id of each added token that the template can write; variables: values that the
-    tokenizer gives the template, such as bos_token; learned: fields that are answers; the rest is as in the recipe.
-    """
+    """Messages through a chat template, or fields through a plain one; what has no line below is as in the recipe."""
 
     fields: bool
+    """Whether the template consists of `{field}`s."""
     template: str
+    """Its source, "" until a tokenizer is known (then a document is the contents alone)."""
     content_only: bool = True
+    """Whether a document is the contents alone until a tokenizer is known, for fields."""
     chat_template: str = ""
+    """Its name in the recipe, "" for the tokenizer's own."""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: list[Any] = field(default_factory=list)
     date: str = ""
     learned: tuple[str, ...] = ()
+    """Fields that are answers."""
     markers: dict[str, Count] = field(default_factory=dict)
+    """Name -> id of each added token that the template can write."""
     variables: dict[str, str] = field(default_factory=dict)
+    """Values that the tokenizer gives the template, such as bos_token."""
 
 
 class TokenFiles(Record, frozen=True):
-    """How to read files of tokens.
-
-    tokenizer: path of the tokenizer.json that made them; fingerprint: of it; eod: id at the end of each document; bos:
-    id that may begin one, None for none; dtype: of an id, "" where an index says it.
-    """
+    """How to read files of tokens."""
 
     tokenizer: str
+    """Path of the tokenizer.json that made them."""
     fingerprint: Digest
+    """Of the tokenizer."""
     eod: Count
+    """Id at the end of each document."""
     bos: Count | None = None
+    """Id that may begin one, None for none."""
     dtype: str = ""
+    """Of an id, "" where an index says it."""
 
 
 class RecordFormat(Record, frozen=True):
-    """How to find documents.
-
-    field: name of the text field or column, such as `meta.text` inside `meta`; fields: several names, if files differ,
-    of which a file's is the first that it has; separator: the end of a document in a plain text file, "" for one
-    document per file; max_document: bytes of the longest text that is accepted, before
-    normalization; conversation: how the value of the field, or with "" the whole record, becomes text, if it is not
-    text itself; tokens: how ids become text, if the files hold ids.
-    """
+    """How to find documents."""
 
     field: str = "text"
+    """Name of the text field or column, such as `meta.text` inside `meta`."""
     separator: str = ""
+    """The end of a document in a plain text file, "" for one document per file."""
     max_document: Count = 256 << 20
+    """Bytes of the longest text that is accepted, before normalization."""
     conversation: Conversation | UnsetType = UNSET
+    """How the value of the field, or with "" the whole record, becomes text, if it is not text itself."""
     fields: tuple[str, ...] | UnsetType = UNSET
+    """Several names, if files differ, of which a file's is the first that it has."""
     tokens: TokenFiles | UnsetType = UNSET
+    """How ids become text, if the files hold ids."""
 
     @property
     def max_line(self) -> int:
         """Bytes of the longest line of JSON Lines that is parsed; a longer one is rejected as too long without parsing.
-        A text takes three times its bytes if all its letters are escaped; 1 MiB is for other fields."""
+
+        A text takes three times its bytes if all its letters are escaped; 1 MiB is for other fields.
+        """
         return 3 * self.max_document + (1 << 20)
 
 
 @lru_cache
 def fields_of(template: str) -> tuple[tuple[str, str], ...]:
-    """The pieces of a template of fields: (text, "") or ("", field). `{{` and `}}` are braces. Raises ValueError."""
+    """Return the pieces of a template of fields: (text, "") or ("", field).
+
+    `{{` and `}}` are braces. Raises ValueError.
+    """
     pieces: list[tuple[str, str]] = []
     for text, name, form, conversion in string.Formatter().parse(template):
         if text:

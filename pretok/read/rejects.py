@@ -45,7 +45,7 @@ CONVERT = "iconv -f ISO-8859-1 -t UTF-8"
 def poor_sources(
     limit: Fraction, sources: Mapping[str, tuple[int, Mapping[str, int]]], where: Callable[[str], str]
 ) -> list[str]:
-    """A sentence for each source without documents, or with more than the share `limit` of its records rejected.
+    """Return a sentence for each source without documents, or with more than the share `limit` of its records rejected.
 
     sources: name -> (records read, rejected by reason); where: name -> which files have the most, and where to look.
     """

@@ -31,8 +31,10 @@ WORST = 3
 
 
 class RejectsWriter:
-    """Writes the rejects of a partition and counts its records. The file has its final name when the context is left
-    without an exception."""
+    """Writes the rejects of a partition and counts its records.
+
+    The file has its final name when the context is left without an exception.
+    """
 
     def __init__(self, path: Path) -> None:
         self.rejected = Counter[str]()
@@ -55,8 +57,10 @@ class RejectsWriter:
         return self._read.total()
 
     def add(self, batches: Iterable[TextBatch], later: Iterable[dict[str, Any]] = ()) -> int:
-        """Count batches and write their rejects; how many these are. later: documents of theirs that a later step
-        refused."""
+        """Count batches and write their rejects; how many these are.
+
+        later: documents of theirs that a later step refused.
+        """
         rejects = list(later)
         for batch in batches:
             self._read[batch.piece] += batch.records
@@ -70,7 +74,7 @@ class RejectsWriter:
         return len(rejects)
 
     def pieces(self, number: int) -> tuple[PieceCounts, ...]:
-        """The counts of each of `number` pieces."""
+        """Return the counts of each of `number` pieces."""
         return tuple(
             PieceCounts(self._read[n], self._refused[n], self._lines[n], dict(+self.remarks[n]) or UNSET)
             for n in range(number)
@@ -78,12 +82,14 @@ class RejectsWriter:
 
 
 def most_in(files: Counter[str]) -> str:
-    """The files with the highest counts, for a message."""
+    """Name the files with the highest counts, for a message."""
     return listed([f"{number:,} in {path}" for path, number in files.most_common()], WORST)
 
 
 def merge_rejects(path: Path, state: Path, sealed: SourcePlan) -> int:
-    """All rejects of a source as one file with positions in the inputs; their number. No file if there are none.
+    """Return all rejects of a source as one file with positions in the inputs; their number.
+
+    No file if there are none.
 
     state: the folder of the partitions' files; sealed: the plan with the counts of all pieces.
     """
@@ -94,8 +100,8 @@ def merge_rejects(path: Path, state: Path, sealed: SourcePlan) -> int:
     places = {place: (row.file.path, before) for place, row, before in sealed.placed()}
     rejects = 0
     with atomic_open(path, "w") as out:
-        for one in sealed.left_out:
-            row = {"file": one.file, "position": 0, "reason": DAMAGED_FILE, "detail": one.reason}
+        for damaged in sealed.left_out:
+            row = {"file": damaged.file, "position": 0, "reason": DAMAGED_FILE, "detail": damaged.reason}
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
             rejects += 1
         for partition in sealed.partitions:
@@ -108,8 +114,10 @@ def merge_rejects(path: Path, state: Path, sealed: SourcePlan) -> int:
 
 
 def worst_files(paths: Iterable[Path]) -> str:
-    """Which files have most of the rejects in these files, with the first line and reason of each, and where to read
-    more: a part of a message."""
+    """Say which files have most of the rejects in these files, with the first line and reason of each.
+
+    The text is a part of a message and ends with where to read more.
+    """
     number, first = Counter[str](), dict[str, dict[str, Any]]()
     read = [path for path in paths if path.exists()]
     for path in read:
@@ -117,9 +125,9 @@ def worst_files(paths: Iterable[Path]) -> str:
             number[reject["file"]] += 1
             first.setdefault(reject["file"], reject)
     worst = nlargest(WORST, number.items(), key=lambda item: item[1])
-    told = [
+    lines = [
         f"{file}: {count:,}, the first at line {first[file]['position']} ({first[file]['reason']}: "
         f"{first[file]['detail']})"
         for file, count in worst
     ]
-    return "\n    ".join(["most of them are in", *told, f"all are in {', '.join(map(str, read))}"])
+    return "\n    ".join(["most of them are in", *lines, f"all are in {', '.join(map(str, read))}"])

@@ -31,13 +31,16 @@ Place = tuple[int, int]
 
 
 class PieceCounts(Record, frozen=True):
-    """The counts of a piece: records read, those of them that were rejected, its lines or rows, blank ones included,
-    and of a file of tokens, what was found -> in how many of its documents."""
+    """The counts of a piece."""
 
     read: Count = 0
+    """Records."""
     rejected: Count = 0
+    """Those of them that became no document."""
     lines: Count = 0
+    """Lines or rows, blank ones included."""
     remarks: dict[str, Count] | UnsetType = UNSET
+    """Of a file of tokens: what was found -> in how many of its documents."""
 
 
 class PlannedPiece(Record, frozen=True, omit_defaults=True):
@@ -113,7 +116,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return 1 + max((row.partition for row in self.rows if row.partition is not None), default=-1)
 
     def without(self, damaged: Mapping[str, str]) -> SourcePlan:
-        """The plan without some files. damaged: path -> why it is left out."""
+        """Return the plan without some files. damaged: path -> why it is left out."""
         files = [file for file in self.inputs if file.path in damaged]
         rows = [row for row in self.rows if row.file.path not in damaged]
         return replace(
@@ -121,8 +124,11 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         )
 
     def repaired(self, inputs: Iterable[InputFile], done: Container[int]) -> SourcePlan:
-        """The plan with those of its files as they are now that have changed without kept results: each is read by one
-        partition, which is not done. Mostly they were damaged. done: numbers of the partitions that are."""
+        """Return the plan with those of its files as they are now that have changed without kept results.
+
+        Each is read by one partition, which is not done. Mostly they were damaged. done: numbers of the partitions that
+        are.
+        """
         now = {file.path: file for file in inputs}
         readers = Counter(row.file.path for row in self.rows if row.partition is not None)
         rows = tuple(
@@ -134,17 +140,19 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return replace(self, rows=rows)
 
     def cut(self, partitions: Iterable[Partition]) -> SourcePlan:
-        """The plan, cut into partitions."""
+        """Return the plan, cut into partitions."""
         rows = [
-            PlannedPiece(piece.file, one.number, piece.start, piece.stop, piece.first, one.estimate)
-            for one in partitions
-            for piece in one.pieces
+            PlannedPiece(
+                piece.file, partition.number, piece.start, piece.stop, piece.first, partition.estimate
+            )
+            for partition in partitions
+            for piece in partition.pieces
         ]
         paths = {row.file.path for row in rows}
         return replace(self, rows=(*rows, *(PlannedPiece(f) for f in self.inputs if f.path not in paths)))
 
     def sealed(self, counts: Mapping[int, Sequence[PieceCounts]]) -> SourcePlan:
-        """The table of the sealed source. counts: number of a partition -> the counts of each of its pieces."""
+        """Return the table of the sealed source. counts: number of a partition -> the counts of each of its pieces."""
         pieces = {number: iter(of_pieces) for number, of_pieces in counts.items()}
         rows = tuple(
             replace(row, counts=PieceCounts(1, 1))
@@ -157,7 +165,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return replace(self, rows=rows, config=None)
 
     def placed(self) -> Iterator[tuple[Place, PlannedPiece, int]]:
-        """(place, row, lines of the file before it) of each piece. Pieces of a file follow each other."""
+        """Yield (place, row, lines of the file before it) of each piece. Pieces of a file follow each other."""
         places, lines = Counter[int](), Counter[str]()
         for row in self.rows:
             if row.partition is not None:
@@ -166,7 +174,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
                 lines[row.file.path] += row.counts.lines if row.counts else 0
 
     def files(self) -> list[tuple[str, int, int, int]]:
-        """(path, size, records read, records rejected) of each input, sorted by path."""
+        """Return (path, size, records read, records rejected) of each input, sorted by path."""
         read, rejected = Counter[str](), Counter[str]()
         for row in self.rows:
             if row.counts:
@@ -175,7 +183,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return [(file.path, file.size, read[file.path], rejected[file.path]) for file in self.inputs]
 
     def remarks(self) -> dict[str, Counter[str]]:
-        """What was found in files of tokens -> path -> in how many of its documents."""
+        """Return what was found in files of tokens -> path -> in how many of its documents."""
         found: dict[str, Counter[str]] = {}
         for row in self.rows:
             for remark, number in ((row.counts and row.counts.remarks) or {}).items():
@@ -183,7 +191,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return found
 
     def lines_before(self) -> dict[tuple[str, int], int]:
-        """(file, start) of a ledger -> lines of the file before `start`, to which the number of a record is added."""
+        """Return (file, start) of a ledger -> lines of the file before `start`, to add to the number of a record."""
         before = {}
         for _, row, lines in self.placed():
             start, first = row.piece.origin
@@ -197,5 +205,5 @@ def write_plan(path: Path, plan: SourcePlan) -> None:
 
 
 def read_plan(path: Path) -> SourcePlan | None:
-    """The plan in a file, or None if there is none."""
+    """Return the plan in a file, or None if there is none."""
     return decode_record(SourcePlan, read_bytes(path), path) if path.exists() else None

@@ -16,8 +16,10 @@ from pretok.read.format import Piece
 def piece_spans(
     piece: Piece, small: bytes | None, separator: bytes, limit: int, batch_bytes: int
 ) -> Iterator[memoryview | None]:
-    """The spans of a piece, without the byte order mark of its file. separator: b"" if the whole file is one record;
-    small: all bytes of the file, if they have been read already."""
+    """Yield the spans of a piece, without the byte order mark of its file.
+
+    separator: b"" if the whole file is one record; small: all bytes of the file, if they have been read already.
+    """
     file, start = piece.file, piece.start or 0
     if small is None:
         blocks = read_bytes(file.path, file.compression, start, piece.stop)
@@ -35,8 +37,9 @@ def piece_spans(
 def whole_records(
     blocks: Iterator[bytes], separator: bytes, limit: int, batch_bytes: int
 ) -> Iterator[memoryview | None]:
-    """Spans end at the last separator within batch_bytes, or at the end of a record that is longer; the last span ends
-    with the input. None stands for a record of more than max(limit, batch_bytes) bytes.
+    """Yield spans that end at the last separator within batch_bytes, or at the end of a record that is longer.
+
+    The last span ends with the input. None stands for a record of more than max(limit, batch_bytes) bytes.
 
     Before a CorruptInputError is raised, the complete records that were read are yielded.
     """
@@ -92,9 +95,9 @@ def whole_records(
 
 
 def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:
-    """The last separator that a forward search from `start` finds, or -1.
+    r"""Return the last separator that a forward search from `start` finds, or -1.
 
-    A backward search finds the same one unless separators overlap: three line ends contain "\\n\\n" twice.
+    A backward search finds the same one unless separators overlap: three line ends contain "\n\n" twice.
     """
     last = data.rfind(mark, start, stop)
     if last < 0 or data.rfind(mark, max(start, last - len(mark) + 1), last + len(mark) - 1) < 0:
@@ -103,7 +106,7 @@ def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:
 
 
 def whole_file(blocks: Iterator[bytes], limit: int) -> Iterator[memoryview | None]:
-    """All bytes as one record, also of an empty file; None, without reading further, if there are more than `limit`."""
+    """Read all bytes as one record, also of an empty file; None, without reading further, if more than `limit`."""
     data = bytearray()
     for block in blocks:
         data += block

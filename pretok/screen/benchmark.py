@@ -72,6 +72,7 @@ def read_benchmark(folder: Path) -> Benchmark:
         raise UsageError(
             f"{folder} is not a folder; against ([shards]) takes one with benchmark items as JSON Lines"
         )
+    # Sorted: items are numbered in this order, and the first of equals wins, so every machine must see the same.
     paths = sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
     if not paths:
         raise UsageError(f"{folder} holds no file named {', '.join(f'*{suffix}' for suffix in SUFFIXES)}")
@@ -87,6 +88,7 @@ def read_benchmark(folder: Path) -> Benchmark:
             raise UsageError(f"{file.path} cannot be read: {error}") from None
         for number, line in enumerate(lines, 1):
             if line.strip():
+                # JSON can spell half a surrogate pair, which UTF-8 has no bytes for; no document holds one.
                 texts = [text.encode("utf-8", "replace") for text in _texts(_item(line, file.path, number))]
                 item_of += [len(names)] * len(texts)
                 passages += texts
@@ -115,12 +117,14 @@ def _index(names: list[str], passages: list[bytes], item_of: npt.NDArray[np.int6
     digest = hashlib.blake2b(f"{_VERSION}\0{GRAM}\0{SHORTEST}\0".encode(), digest_size=16)
     for name in names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    # With the length: else "ab", "c" and "a", "bc" would have one fingerprint.
     for item, passage in zip(item_of.tolist(), passages, strict=True):
         digest.update(b"%d\0%d\0%b" % (item, len(passage), passage))
     data = np.frombuffer(b"".join(passages), np.uint8)
     offsets = np.cumsum([0, *map(len, passages)], dtype=np.int64)
     grams, gram, passage_of = list_grams(data, offsets)
     item = item_of[passage_of].astype(np.int32)
+    # The places of each gram in a row, so that a hit reads its holders as one stretch.
     order = np.argsort(gram, kind="stable")
     starts = np.searchsorted(gram[order], np.arange(len(grams.keys) + 1))
     sizes = np.bincount(item, minlength=len(names)).astype(np.int32)
@@ -163,6 +167,8 @@ def _count(
 
     best: the item of which it holds the largest share, the first of equals; held: how many of its grams.
     """
+    # Scratch for one document after the other: only what a document touched is cleared, so the cost follows its hits
+    # and not the number of items.
     counts = np.zeros(len(sizes), np.int32)
     touched = np.empty(len(sizes), np.int32)
     for d in range(len(at) - 1):
@@ -179,6 +185,8 @@ def _count(
             count, documents[item] = counts[item], documents[item] + 1
             counts[item] = 0
             most[item] = max(most[item], count)
+            # Shares are compared as fractions, each times the other's size: exact, where a division would round two
+            # equal shares apart. The product needs 64 bits.
             ours = 0 if best[d] < 0 else np.int64(held[d]) * sizes[item]
             theirs = np.int64(count) * (1 if best[d] < 0 else sizes[best[d]])
             if theirs > ours or (theirs == ours and item < best[d]):
@@ -227,6 +235,7 @@ class ContaminationFinder:
                 self._documents,
                 self._most,
             )
+        # Where `best` is -1 it indexes the last item, and `held` is 0: the share is 0 whatever that item's size.
         return held / np.maximum(benchmark.sizes[best], 1), best
 
     def take(self) -> tuple[ItemCount, ...]:

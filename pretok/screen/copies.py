@@ -26,6 +26,7 @@ class CopiesOfPartition:
 
     def of(self, piece: int, numbers: Ints) -> list[tuple[int, str]]:
         """Return (number, the document that it is a copy of) for the copies among the records `numbers`, ascending."""
+        # Rows are sorted by piece: only those of this one are compared with the batch's numbers.
         start, end = np.searchsorted(self._pieces, [piece, piece + 1])
         at = start + np.flatnonzero(np.isin(self._numbers[start:end], numbers))
         return [(row["number"], _place(row)) for row in self._table.take(pa.array(at)).to_pylist()]

@@ -76,6 +76,7 @@ class Screen:
             batch = self._without_copies(batch, self._copies.of(batch.piece, batch.numbers))
         if self._finder is None:
             return batch
+        # Without the template, whose words are in every document; line feeds keep the words of two messages apart.
         texts = batch.texts if batch.spans is None else content_of(batch.texts, batch.spans)
         shares, items = self._finder.search(*buffers(texts))
         names = self._finder.benchmark.names
@@ -94,6 +95,7 @@ class Screen:
     def _without_removed(self, batch: TextBatch, removed: pa.Table) -> TextBatch:
         hashes = hash_column(hash_texts(batch.texts))
         at = pc.index_in(hashes, value_set=removed["hash"])
+        # As a rule nothing is found, and the batch goes on as it is.
         if at.null_count == len(at):
             return batch
         rejects = []

@@ -44,32 +44,40 @@ FORMAT, VERSION = "pretok-annotations", 5
 
 
 class JoinedPart(Record, frozen=True):
-    """The rows of one shard: the file `path` in the folder. ledger: the root of the ledger of the shard; documents,
-    matched: rows, and those with a match."""
+    """The rows of one shard: the file `path` in the folder."""
 
     path: Inside
     ledger: Root
+    """The root of the ledger of the shard."""
     documents: Count
+    """Rows."""
     matched: Count
+    """Rows with a match."""
     file_bytes: Count
     root: Root
 
 
 class Annotations(Record, frozen=True, omit_defaults=True):
-    """annotations.json. made: when, UTC; by: the columns of the key, as `pretok query` names them; columns: name ->
-    type, a key of `pretok.read.kept.TYPES`; rows: given rows with different keys; repeated: rows left out because they
-    repeat an earlier one; rows_matched: rows whose key a document has; files: what was joined; parts: path of the
-    `.bin` of each shard -> its rows; folder: where the files are, which is not written."""
+    """annotations.json."""
 
     made: str
+    """When, UTC."""
     by: tuple[str, ...]
+    """The columns of the key, as `pretok query` names them."""
     columns: dict[str, str]
+    """Name -> type, a key of `pretok.read.kept.TYPES`."""
     rows: Count
+    """Given rows with different keys."""
     repeated: Count
+    """Rows left out because they repeat an earlier one."""
     rows_matched: Count
+    """Rows whose key a document has."""
     files: tuple[InputFile, ...]
+    """What was joined."""
     parts: dict[Inside, JoinedPart]
+    """Path of the `.bin` of each shard -> its rows."""
     folder: Path = NOWHERE
+    """Where the files are, which is not written."""
 
     @property
     def name(self) -> str:
@@ -99,12 +107,12 @@ class Annotations(Record, frozen=True, omit_defaults=True):
         return {self.folder / part.path: part.root for part in self.parts.values()}
 
     def check(self) -> None:
-        """Raises IntegrityError if one of them was changed."""
+        """Raise IntegrityError if one of them was changed."""
         for path, root in self.roots.items():
             compare_root(path, root)
 
     def windows(self, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of a shard's documents, one row group at a time; none if the set does not know the shard.
+        """Yield the rows of a shard's documents, one row group at a time; none if the set does not know the shard.
 
         Raises IntegrityError.
         """
@@ -123,7 +131,7 @@ def annotations_folder(shards: Path, name: str) -> Path:
 
 
 def annotations_data(annotations: Annotations) -> dict[str, Any]:
-    """The record as JSON."""
+    """Return the record as JSON."""
     body = to_json(replace(annotations, folder=NOWHERE))
     return {"format": FORMAT, "version": VERSION, "seal": fingerprint(body), **body}
 
@@ -147,21 +155,24 @@ def read_annotations(folder: Path) -> Annotations:
 
 
 def find_annotations(shards: Path) -> list[Annotations]:
-    """All annotations of the shards, by name. Raises IntegrityError, MismatchError."""
+    """Return all annotations of the shards, by name. Raises IntegrityError, MismatchError."""
     return [read_annotations(path.parent) for path in sorted((shards / FOLDER).glob(f"*/{RECORD}"))]
 
 
 def open_annotations(manifest: Manifest) -> list[Annotations]:
-    """All annotations of the shards, by name. Raises MismatchError if one was joined to documents that have changed."""
+    """Return all annotations of the shards, by name.
+
+    Raises MismatchError if one was joined to documents that have changed.
+    """
     annotations = find_annotations(manifest.folder)
-    for one in annotations:
-        if outdated := outdated_parts(manifest, one):
+    for found in annotations:
+        if outdated := outdated_parts(manifest, found):
             raise MismatchError(outdated[0])
     return annotations
 
 
 def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
-    """A sentence for each of its files that belongs to another ledger than the manifest's."""
+    """Return a sentence for each of its files that belongs to another ledger than the manifest's."""
     ledgers = {shard.path: manifest.roots.get(shard.ledger_path) for shard in manifest.shards}
     return [
         f"{annotations.folder / part.path}: the documents of {Path(shard).parent} are others than those it was joined "
@@ -172,6 +183,6 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
 
 
 def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
-    """Sources with documents that the annotations do not know, because they were added later."""
+    """Return the sources with documents that the annotations do not know, because they were added later."""
     unknown = (s.source for s in manifest.shards if s.documents and s.path not in annotations.parts)
     return list(dict.fromkeys(unknown))

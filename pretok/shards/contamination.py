@@ -31,14 +31,17 @@ HALF = 0.5
 
 
 class BenchmarkEntry(Record, frozen=True):
-    """benchmark.json. gram, shortest: words of a gram, and of the shortest passage that is searched for; items: the
-    number of items in each file; not_checkable: items, as FILE:LINE, without a passage of `shortest` words."""
+    """benchmark.json."""
 
     fingerprint: Digest
     gram: Count
+    """Words of a gram."""
     shortest: Count
+    """Words of the shortest passage that is searched for."""
     items: dict[str, Count]
+    """The number of items in each file."""
     not_checkable: tuple[str, ...]
+    """Items, as FILE:LINE, without a passage of `shortest` words."""
 
 
 def benchmark_path(shards: Path) -> Path:
@@ -72,7 +75,7 @@ def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]])
 
 
 def found_items(manifest: Manifest, sources: Collection[str]) -> tuple[ItemCount, ...]:
-    """What was found in these sources together. Raises IntegrityError."""
+    """Return what was found in these sources together. Raises IntegrityError."""
     listed = [file.path for file in manifest.side_files if file.source in sources]
     paths = [manifest.folder / path for path in listed if path.startswith(f"{FOLDER}/")]
     for path in paths:
@@ -82,12 +85,12 @@ def found_items(manifest: Manifest, sources: Collection[str]) -> tuple[ItemCount
 
 
 def _file_of(item: str) -> str:
-    """The file of an item, FILE:LINE."""
+    """Return the file of an item, FILE:LINE."""
     return item.rpartition(":")[0]
 
 
 def contamination_table(manifest: Manifest, sources: Collection[str]) -> Table | None:
-    """A row for each file of the benchmark; None without a benchmark. Raises IntegrityError."""
+    """Return a row for each file of the benchmark; None without a benchmark. Raises IntegrityError."""
     path = benchmark_path(manifest.folder)
     if not manifest.check(path):
         return None

@@ -45,8 +45,10 @@ ROW_BITS = 36
 
 
 def hash_partition(task: TokenizeTask, report: Report) -> None:
-    """The task of a worker: write a ledger without tokens of the documents that tokenizing will read, unless there is
-    one. Raises PartitionsFailed for a damaged input."""
+    """Write a ledger without tokens of the documents that tokenizing will read, unless there is one.
+
+    This is the task of a worker. Raises PartitionsFailed for a damaged input.
+    """
     path = task.state(HASHES)
     if path.exists():
         return
@@ -54,17 +56,17 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
         for batch in read_task(task):
             piece, count = task.partition.pieces[batch.piece], len(batch.texts)
             sizes = np.diff(buffers(batch.texts)[1])
-            rows = ledger_rows(
-                pa.repeat(pa.scalar(piece.file.path, pa.string()), count),
-                np.full(count, piece.origin[0]),
-                piece.origin[1] + batch.numbers,
-                np.zeros(count, np.int32),
-                sizes,
-                hash_texts(batch.texts),
-                [pa.array(np.full(count, batch.piece)), pa.array(batch.numbers)],
-                HASHED,
-            )
-            writer.append(rows)
+            columns = {
+                "file": pa.repeat(pa.scalar(piece.file.path, pa.string()), count),
+                "start": np.full(count, piece.origin[0]),
+                "record": piece.origin[1] + batch.numbers,
+                "tokens": np.zeros(count, np.int32),
+                "bytes": sizes,
+                "hash": hash_texts(batch.texts),
+                PIECE: np.full(count, batch.piece),
+                NUMBER: batch.numbers,
+            }
+            writer.append(ledger_rows(columns, HASHED))
             report({"documents": count, "bytes": int(sizes.sum())})
         writer.seal(task.partition.source)
 
@@ -103,9 +105,12 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
     marked = '"duplicate_of"' if ledgers and tasks[0].screening.duplicates == "mark" else "NULL"
     left_out = {task.state(COPIES): len(ledgers) + number for number, task in enumerate(settled)}
     first_new = len(ledgers) + len(settled)
+    # The number of a ledger is its place in the order that the module describes, and the upper bits of a place: so the
+    # smallest place of a hash is the document that stays.
     ledgers += [task.state(HASHES) for task in (*settled, *unsettled)]
     numbers = {path: number for number, path in enumerate(ledgers)} | left_out
     scratch = unsettled[0].state_dir.parent / "copies.duckdb"
+    # At most half of what is free: the shards need the rest.
     with database(scratch, 1, shutil.disk_usage(scratch.parent).free // 2) as sql:
         make_table(sql, "files", [{"path": str(path), "ledger": n} for path, n in numbers.items()])
         joined = 'd JOIN files f ON f.path = d."pretok:file"'

@@ -39,7 +39,7 @@ Numbered = tuple[Shard, int]
 def scan(
     manifest: Manifest, columns: Sequence[str], shards: Iterable[Numbered], joined: Sequence[Annotations] = ()
 ) -> Iterator[tuple[Shard, int, pa.RecordBatch]]:
-    """(shard, number of the first document, rows with these columns) for each row group of some shards, in order.
+    """Yield (shard, number of the first document, rows with these columns) for each row group of some shards, in order.
 
     A column that a shard does not have gets Arrow's type null. Other columns are not read. Raises IntegrityError.
     """
@@ -50,9 +50,9 @@ def scan(
         needed.append("tokens")  # at least one column, to know the number of rows
     for shard, first in shards:
         others = [
-            one.windows(shard, names)
-            for one in joined
-            if (names := [name for name in columns if name in one.types])
+            notes.windows(shard, names)
+            for notes in joined
+            if (names := [name for name in columns if name in notes.types])
         ]
         for rows in ledger_windows(shard.ledger_path, needed):
             known = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -75,13 +75,13 @@ def scan(
 def documents_at(
     manifest: Manifest, shard: Shard, numbers: Sequence[int], joined: Sequence[Annotations] = ()
 ) -> list[dict[str, Any]]:
-    """The rows of documents of a shard, with `position` and the columns of its ledger and of `joined`.
+    """Return the rows of documents of a shard, with `position` and the columns of its ledger and of `joined`.
 
     numbers: in the shard, rising. Raises IntegrityError if the ledger was changed: it must not name a wrong line.
     """
     manifest.check(shard.ledger_path)
     columns = ["position", *ledger_schema(shard.ledger_path).names]
-    columns += [name for one in joined for name in one.types]
+    columns += [name for notes in joined for name in notes.types]
     documents: list[dict[str, Any]] = []
     for _, first, rows in scan(manifest, columns, [(shard, 0)], joined):
         in_window = [number - first for number in numbers if first <= number < first + len(rows)]
@@ -94,7 +94,7 @@ def documents_at(
 
 
 def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
-    """Raises UsageError for a source or split that does not exist."""
+    """Raise UsageError for a source or split that does not exist."""
     if source is not None and source not in manifest.sources:
         raise UsageError(f"no source {source!r}; the sources are {', '.join(manifest.sources)}")
     if split is not None and split not in SPLITS:
@@ -104,7 +104,10 @@ def check_place(manifest: Manifest, source: str | None, split: str | None) -> No
 def chosen_shards(
     manifest: Manifest, source: str | None = None, split: str | None = None
 ) -> tuple[Numbered, ...]:
-    """The shards of a source and split, or of all. Raises UsageError if there is none, or the shards hold a mix."""
+    """Return the shards of a source and split, or of all.
+
+    Raises UsageError if there is none, or the shards hold a mix.
+    """
     check_place(manifest, source, split)
     if manifest.materialized is not None:
         raise UsageError(
@@ -123,7 +126,10 @@ def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
-    """(rows,) int64: positions of rows with PLACE_IN_FILE. Raises IntegrityError for a file that is not an input."""
+    """Return (rows,) int64: positions of rows with PLACE_IN_FILE.
+
+    Raises IntegrityError for a file that is not an input.
+    """
     try:
         places = zip(rows["file"].to_pylist(), rows["start"].to_pylist(), strict=True)
         lines = np.array([before[place] for place in places], np.int64)
@@ -156,7 +162,7 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
     # of a row in its file, with the documents before the shard, identifies a document.
     placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
     paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
-    paths += [(one.folder / part.path, shard) for one in joined for shard, part in one.parts.items()]
+    paths += [(notes.folder / part.path, shard) for notes in joined for shard, part in notes.parts.items()]
     files = [
         {
             "path": str(path),
@@ -190,9 +196,9 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
     parts = []
-    for one in joined:
-        names = ", ".join(f"a.{identifier(name)}" for name in one.types)
-        rows = parquet(one.roots, ROWS)
+    for notes in joined:
+        names = ", ".join(f"a.{identifier(name)}" for name in notes.types)
+        rows = parquet(notes.roots, ROWS)
         parts.append(
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
             FROM {rows} a JOIN row_files f ON f.path = a."pretok:file") USING (source, split, doc)"""
@@ -201,5 +207,5 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
 
 
 def identifier(name: str) -> str:
-    """The name of a column, quoted for SQL."""
+    """Return the name of a column, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'

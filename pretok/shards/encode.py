@@ -42,12 +42,12 @@ SHORT = 4096
 
 @dataclass(frozen=True, slots=True)
 class JoinedBatches:
-    """The documents of several batches in a row. pieces: (documents,) int64, the piece of the partition of each; the
-    other fields are as in `TextBatch`."""
+    """The documents of several batches in a row, with fields as in `TextBatch`."""
 
     batches: list[TextBatch]
     texts: pa.LargeStringArray
     pieces: Ints
+    """(documents,) int64, the piece of the partition of each."""
     numbers: Ints
     kept: tuple[pa.Array, ...]
     mismatches: tuple[npt.NDArray[np.bool_], ...]
@@ -57,20 +57,23 @@ class JoinedBatches:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSplit:
-    """The documents of one split. rows: their indices in the joined batches; tokens: all ids in a row, with BOS and
-    EOD; lengths, sizes: tokens and bytes of text of each; kinds: for conversations, (tokens,) uint8, the kind of
-    each."""
+    """The documents of one split."""
 
     split: str
     rows: Ints
+    """Their indices in the joined batches."""
     tokens: Tokens
+    """All ids in a row, with BOS and EOD."""
     lengths: npt.NDArray[np.int32]
+    """Tokens of each."""
     sizes: npt.NDArray[np.int64]
+    """Bytes of text of each."""
     hashes: Hashes
     kinds: Bytes | None = None
+    """For conversations, (tokens,) uint8, the kind of each."""
 
     def ids(self, bos: bool) -> tuple[Tokens, Ints]:
-        """The ids of the texts alone, and where each begins. bos: whether each document begins with one."""
+        """Return the ids of the texts alone, and where each begins. bos: whether each document begins with one."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         inside = np.ones(len(self.tokens), np.bool_)
         inside[ends - 1] = False
@@ -110,6 +113,8 @@ def group(batches: Iterable[TextBatch], is_full: Callable[[int], bool]) -> Itera
         waiting.append(batch)
         most += _most_tokens(batch)
         size += batch.nbytes
+        # By count too: batches of a few rejects add hardly any tokens or bytes, and what is rejected must not wait
+        # without end.
         if max(most, size) >= MOST_TOKENS or len(waiting) >= MOST_BATCHES or is_full(most):
             yield join(waiting)
             waiting, most, size = [], 0, 0
@@ -118,15 +123,18 @@ def group(batches: Iterable[TextBatch], is_full: Callable[[int], bool]) -> Itera
 
 
 def _most_tokens(batch: TextBatch) -> int:
-    """An upper bound of the tokens of a batch."""
+    """Return an upper bound of the tokens of a batch."""
     return MOST_PER_BYTE * len(buffers(batch.texts)[0]) + 2 * len(batch.texts)
 
 
 def encode_splits(
     joined: JoinedBatches, encoder: Encoder, val_fraction: Fraction, val_seed: int
 ) -> tuple[list[EncodedSplit], list[tuple[int, str]]]:
-    """Encode documents. Returns the splits that have documents; and the documents that no engine can encode, ascending,
-    each with the reason."""
+    """Encode documents.
+
+    Returns the splits that have documents; and the documents that no engine can encode, ascending, each with the
+    reason.
+    """
     encoded, refused = [], list[tuple[int, str]]()
     hashes = hash_texts(joined.texts)
     for split, rows in _split(joined.texts, hashes, val_fraction, val_seed):
@@ -150,14 +158,14 @@ def encode_splits(
 def encode_documents(
     encoder: Encoder, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
 ) -> tuple[Tokens, npt.NDArray[np.int32], Bytes | None]:
-    """(tokens, tokens per document, for conversations the kind of each token)."""
+    """Return (tokens, tokens per document, for conversations the kind of each token)."""
     return (*encoder.encode(texts), None) if spans is None else encode_spans(encoder, texts, spans)
 
 
 def _split(
     texts: pa.LargeStringArray, hashes: Hashes, fraction: Fraction, seed: int
 ) -> Iterator[tuple[str, Ints]]:
-    """(split, indices of its texts) of each split."""
+    """Yield (split, indices of its texts) of each split."""
     if not fraction:
         yield "train", np.arange(len(texts))
         return
@@ -168,8 +176,10 @@ def _split(
 
 
 class Differs(Exception):
-    """`tokenizers` gives other tokens for a document. piece: its piece of the partition; digest: the hash of its text,
-    in hexadecimal."""
+    """`tokenizers` gives other tokens for a document.
+
+    piece: its piece of the partition; digest: the hash of its text, in hexadecimal.
+    """
 
     def __init__(self, joined: JoinedBatches, document: int) -> None:
         self.piece = int(joined.pieces[document])
@@ -189,16 +199,22 @@ class ShardSamples:
     def add(
         self, joined: JoinedBatches, encoded: Sequence[EncodedSplit], refused: Sequence[tuple[int, str]]
     ) -> None:
-        """Compare the documents of a batch that are in the sample. refused: those that the engine cannot encode; they
-        differ if `tokenizers` can. Raises Differs."""
+        """Compare the documents of a batch that are in the sample.
+
+        refused: those that the engine cannot encode; they differ if `tokenizers` can. Raises Differs.
+        """
+        # A document that only the fast engine refuses must not become a reject.
         for document, _ in refused if self._exact is not self._encoder else ():
             with suppress(Unencodable):
                 self._encode(joined, document)
                 raise Differs(joined, document)
         for split in encoded:
+            # Of both hashes: the first alone chooses the validation split, and the lowest of it would be of that split
+            # only. A document's own bytes decide, so the sample is the same however batches were joined.
             keys = split.hashes[:, 0] ^ split.hashes[:, 1]
             for row in np.flatnonzero(keys < np.uint64(SHARE * 2**64)).tolist():
                 self._compare(joined, split, row)
+            # The lowest key among short documents, or among all: one comparison must not take a minute for a book.
             row = int(np.lexsort((keys, split.sizes > SHORT))[0])
             rank = bool(split.sizes[row] > SHORT), int(keys[row])
             if self._lowest is None or rank < self._lowest[0]:
@@ -206,6 +222,7 @@ class ShardSamples:
 
     def finish_shard(self) -> None:
         """Compare one document if none of the shard was. Raises Differs."""
+        # A shard of few documents may have none in the sample; each shard has one that was compared.
         if self._lowest is not None and self.compared == self._before:
             self._compare(*self._lowest[1:])
         self._before, self._lowest = self.compared, None

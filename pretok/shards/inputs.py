@@ -19,13 +19,13 @@ from pretok.shards.manifest import Manifest, inputs_name
 
 
 def load_inputs(manifest: Manifest, source: str) -> SourcePlan:
-    """The inputs of a source, with those of its appends. Raises IntegrityError if a table was changed."""
+    """Return the inputs of a source, with those of its appends. Raises IntegrityError if a table was changed."""
     parts = load_appends(manifest, source)
     return replace(parts[0], rows=tuple(row for part in parts for row in part.rows))
 
 
 def load_appends(manifest: Manifest, source: str) -> list[SourcePlan]:
-    """The inputs of a source and of each append. Raises IntegrityError."""
+    """Return the inputs of a source and of each append. Raises IntegrityError."""
     sealed = {file.path: file.root for file in manifest.side_files if file.source == source}
     names = [inputs_name(source, append) for append in range(manifest.appends(source) + 1)]
     return [_load(manifest.folder / name, sealed[name]) for name in names]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,6 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
-from pretok.base.tokens import Hashes
 from pretok.base.tree import TreeFile
 from pretok.read.batches import HASH, hash_column
 from pretok.read.kept import TYPES, KeptColumn
@@ -56,7 +56,7 @@ DELTA = ("record", "tokens", "bytes")
 
 
 def schema_with(kept: Sequence[KeptColumn]) -> pa.Schema:
-    """The schema of a ledger with these kept columns."""
+    """Return the schema of a ledger with these kept columns."""
     return pa.schema([*SCHEMA, *(pa.field(column.name, TYPES[column.type]) for column in kept)])
 
 
@@ -72,19 +72,9 @@ def hex_digits(column: pa.Array) -> pa.LargeStringArray:
     )
 
 
-def ledger_rows(
-    files: pa.StringArray,
-    starts: npt.NDArray[np.int64],
-    records: npt.NDArray[np.int64],
-    tokens: npt.NDArray[np.int32],
-    sizes: npt.NDArray[np.int64],
-    hashes: Hashes,
-    kept: Sequence[pa.Array] = (),
-    schema: pa.Schema = SCHEMA,
-) -> pa.RecordBatch:
-    """Ledger rows of documents. starts: `start` above; sizes: bytes of the texts; kept: the kept columns."""
-    numbers = map(pa.array, (starts, records, tokens, sizes))
-    return pa.RecordBatch.from_arrays([files, *numbers, hash_column(hashes), *kept], schema=schema)
+def ledger_rows(columns: Mapping[str, Any], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """Make ledger rows of a column of documents for each name in `schema`; `hash` as `hash_texts` gives it."""
+    return pa.RecordBatch.from_pydict({**columns, "hash": hash_column(columns["hash"])}, schema=schema)
 
 
 class LedgerWriter:
@@ -102,6 +92,7 @@ class LedgerWriter:
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             schema,
+            # Hashes are random bytes: neither compression nor a dictionary makes them smaller.
             compression={name: "none" if name == "hash" else "zstd" for name in schema.names},
             use_dictionary=[name for name in schema.names if name not in ("hash", *DELTA)],
             column_encoding={name: "DELTA_BINARY_PACKED" for name in DELTA if name in schema.names},
@@ -151,13 +142,13 @@ def open_ledger(path: Path) -> pq.ParquetFile:
 
 
 def ledger_schema(path: Path) -> pa.Schema:
-    """The schema of a ledger, as `LedgerWriter` takes it."""
+    """Return the schema of a ledger, as `LedgerWriter` takes it."""
     with open_ledger(path) as file:
         return pa.schema([pa.field(f.name, f.type, f.nullable) for f in file.schema_arrow])
 
 
 def ledger_windows(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a ledger, one row group at a time, with all columns or the named ones."""
+    """Yield the rows of a ledger, one row group at a time, with all columns or the named ones."""
     with open_ledger(path) as file:
         for group in range(file.num_row_groups):
             with reading(path, pa.ArrowException):
@@ -166,21 +157,24 @@ def ledger_windows(path: Path, columns: list[str] | None = None) -> Iterator[pa.
 
 
 def ledger_column(path: Path, name: str) -> pa.Array:
-    """A whole column of a ledger. Raises IntegrityError."""
+    """Return a whole column of a ledger. Raises IntegrityError."""
     return pa.concat_arrays([rows[name] for rows in ledger_windows(path, [name])])
 
 
 def rewrite_without(
     path: Path, to: Path, source: str, rows: npt.NDArray[np.bool_], values: Mapping[str, object]
 ) -> SideFile:
-    """Write a ledger, or joined columns, again to `to`, with the documents `rows` (documents,) removed: of their
-    columns other than SCHEMA those in `values` get that value and all others become null. Columns REMOVED that `values`
-    has are added."""
+    """Write a ledger, or joined columns, again to `to`, with the documents `rows` (documents,) removed.
+
+    Of their columns other than SCHEMA those in `values` get that value and all others become null. Columns REMOVED that
+    `values` has are added.
+    """
     schema = ledger_schema(path)
     more = (field for field in REMOVED if field.name in values and field.name not in schema.names)
     schema = pa.schema([*schema, *more])
     with LedgerWriter(to, schema) as writer:
         for window in ledger_windows(path):
+            # The writer has as many documents as were read before this window.
             here = pa.array(rows[writer.documents : writer.documents + len(window)])
             columns = []
             for field in schema:

@@ -79,25 +79,28 @@ UNFINISHED_REMOVAL = ".removal/log.json"
 
 
 class TokenizerEntry(Record, frozen=True, omit_defaults=True):
-    """The tokenizer of all shards. dtype: of the token ids, uint16 or int32; bos_id: the token that begins every
-    document, or None."""
+    """The tokenizer of all shards."""
 
     fingerprint: Digest
     vocab_size: Count
     eod_id: Count
     dtype: str
+    """Of the token ids, uint16 or int32."""
     bos_id: Count | None = None
+    """The token that begins every document, or None."""
 
 
 class SplitCounts(Record, frozen=True, omit_defaults=True):
-    """The contents of a split of a source. bytes: of text; kinds: for conversations, the number of tokens of each kind;
-    removed: what was removed from it."""
+    """The contents of a split of a source."""
 
     tokens: Count
     documents: Count
     bytes: Count
+    """Of text."""
     kinds: dict[str, Count] | None = None
+    """For conversations, the number of tokens of each kind."""
     removed: RemovedCounts | None = None
+    """What was removed from it."""
 
     @property
     def learned(self) -> int:
@@ -111,23 +114,26 @@ NOTHING = SplitCounts(0, 0, 0)
 
 
 class SourceCounts(Record, frozen=True, omit_defaults=True):
-    """The contents of a source. read: records, of which `documents` were written and the others rejected, by reason;
-    mismatches: by kept column, values that are null in the ledgers because they had another type; remarks: documents of
-    files of tokens, by what was found in them; compared: documents
-    that `tokenizers` encoded again before their shards were sealed; encoded_again: partitions that it encoded as a
-    whole because the fast engine gave other tokens for a document, each with that document."""
+    """The contents of a source."""
 
     tokens: Count
     documents: Count
     bytes: Count
     read: Count
+    """Records, of which `documents` were written and the others rejected."""
     rejected: dict[str, Count]
+    """By reason."""
     train: SplitCounts
     val: SplitCounts
     mismatches: dict[str, Count] = msgspec.field(default_factory=dict)
+    """By kept column, values that are null in the ledgers because they had another type."""
     remarks: dict[str, Count] = msgspec.field(default_factory=dict)
+    """Documents of files of tokens, by what was found in them."""
     compared: Count = 0
+    """Documents that `tokenizers` encoded again before their shards were sealed."""
     encoded_again: tuple[str, ...] = ()
+    """Partitions that `tokenizers` encoded as a whole because the fast engine gave other tokens for a document, each
+    with that document."""
     left_out: tuple[LeftOut, ...] = ()
     """Damaged files of which no document was written; each counts as a record that was rejected."""
 
@@ -151,20 +157,24 @@ class SideFile(Record, frozen=True, gc=False):
 
 
 class Removal(Record, frozen=True, omit_defaults=True):
-    """Documents that were removed together. at: when, UTC, different for each removal; former: path of each changed
-    shard -> the root of its `.bin` before; request: equal for the same command."""
+    """Documents that were removed together."""
 
     at: str
+    """When, UTC, different for each removal."""
     reason: str
     documents: Count
     tokens: Count
     former: dict[Inside, Root]
+    """Path of each changed shard -> the root of its `.bin` before."""
     request: Digest | None = None
+    """Equal for the same command."""
 
 
 class Event(Record, frozen=True, omit_defaults=True):
     """The state of a folder before it changed: its fingerprint, and the number of shards of each source and split.
-    Without a `removal` the folder has grown: it has the same shards and more."""
+
+    Without a `removal` the folder has grown: it has the same shards and more.
+    """
 
     fingerprint: Digest
     shards: dict[str, dict[str, Count]]
@@ -186,7 +196,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     folder: Path = NOWHERE
 
     def at(self, folder: Path) -> Manifest:
-        """This manifest with its files in `folder`; on disk the folder is NOWHERE."""
+        """Return this manifest with its files in `folder`; on disk the folder is NOWHERE."""
         return replace(
             self, folder=folder, shards=tuple(replace(shard, folder=folder) for shard in self.shards)
         )
@@ -214,9 +224,12 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @cached_property
     def entries(self) -> tuple[bytes, ...]:
-        """The leaves of the root over everything, as canonical JSON: first the manifest without its files, but with the
-        fingerprint and the number of files; then each shard, with `first`, the tokens of its source and split before
-        it, and the roots of its ledger and spans; then each other file."""
+        """The leaves of the root over everything, as canonical JSON.
+
+        First the manifest without its files, but with the fingerprint and the number of files; then each shard, with
+        `first`, the tokens of its source and split before it, and the roots of its ledger and spans; then each other
+        file.
+        """
         body = to_json(self.at(NOWHERE))
         shards, others = body.pop("shards"), body.pop("side_files")
         roots = {file.path: file.root for file in self.side_files}
@@ -233,7 +246,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return tuple(canonical_json(entry) for entry in (head, *shards, *others))
 
     def versions(self) -> Iterator[Manifest]:
-        """This manifest, then the earlier ones, the latest first. Older ones have no counts.
+        """Yield this manifest, then the earlier ones, the latest first. Older ones have no counts.
 
         Raises IntegrityError if the history does not give the fingerprints that it states: runs rely on that.
         """
@@ -258,14 +271,19 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         yield from old.versions()
 
     def as_of(self, fingerprint: str) -> Manifest | None:
-        """The manifest that the folder had under this fingerprint, or None. An older one has the counts of its shards,
-        but not those of records read and rejected. Raises IntegrityError."""
-        old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
+        """Return the manifest that the folder had under this fingerprint, or None.
+
+        An older one has the counts of its shards, but not those of records read and rejected. Raises IntegrityError.
+        """
+        old = next((version for version in self.versions() if version.fingerprint == fingerprint), None)
         return old if old is None or old is self else old.counted()
 
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
-        """The shards, with their roots, that the folder had under this fingerprint, or None. Raises IntegrityError."""
-        old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
+        """Return the shards, with their roots, that the folder had under this fingerprint, or None.
+
+        Raises IntegrityError.
+        """
+        old = next((version for version in self.versions() if version.fingerprint == fingerprint), None)
         return old.shards if old else None
 
     @property
@@ -284,11 +302,11 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return last
 
     def removal_number(self, at: str | None) -> int:
-        """The number of the removal at a time, from 0; for None (not removed) the number of removals."""
+        """Return the number of the removal at a time, from 0; for None (not removed) the number of removals."""
         return [*(removal.at for removal in self.removals), None].index(at)
 
     def counted(self) -> Manifest:
-        """This manifest with the counts of its sources and the totals computed from the shards."""
+        """Return this manifest with the counts of its sources and the totals computed from the shards."""
         sources = {}
         for name, known in self.sources.items():
             train, val = (add_counts([NOTHING, *map(_counts_of, self.of(name, split))]) for split in SPLITS)
@@ -305,29 +323,34 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return replace(self, sources=sources, totals=replace(both, train=train, val=val))
 
     def event(self, removal: Removal | None = None) -> Event:
-        """The entry for this manifest in the history of the next one: after documents were removed, or it has grown."""
+        """Return the entry for this manifest in the history of the next one.
+
+        It is made after documents were removed, or the folder has grown.
+        """
         counts = Counter((shard.source, shard.split) for shard in self.shards)
         shards = {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
         return Event(self.fingerprint, shards, removal)
 
     @cached_property
     def units(self) -> frozenset[str]:
-        """The sources and appends that are sealed, `it` and `it.1`: each has a table of inputs. None if the shards hold
-        a mix."""
+        """The sources and appends that are sealed, `it` and `it.1`: each has a table of inputs.
+
+        None if the shards hold a mix.
+        """
         names = (PurePosixPath(file.path).name for file in self.side_files)
         return frozenset(name.removesuffix(INPUTS_SUFFIX) for name in names if name.endswith(INPUTS_SUFFIX))
 
     def appends(self, source: str) -> int:
-        """The number of appends to a source."""
+        """Return the number of appends to a source."""
         return sum(unit.startswith(f"{source}.") for unit in self.units)
 
     def rejects(self, source: str) -> list[Path]:
-        """The files of rejects of a source."""
+        """Return the files of rejects of a source."""
         of_source = (file.path for file in self.side_files if file.source == source)
         return [self.folder / path for path in of_source if path.startswith("rejects/")]
 
     def reject_lines(self, source: str) -> Iterator[dict[str, Any]]:
-        """The rejects of a source. Raises IntegrityError if a file was changed."""
+        """Yield the rejects of a source. Raises IntegrityError if a file was changed."""
         for path in self.rejects(source):
             self.check(path)
             yield from read_json_lines(path)
@@ -353,8 +376,10 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return path.exists()
 
     def sized(self) -> Manifest:
-        """Check the sizes of all shards; this manifest. Raises IntegrityError if a `.bin` or `.idx` is missing or has
-        another size."""
+        """Check the sizes of all shards, and return this manifest.
+
+        Raises IntegrityError if a `.bin` or `.idx` is missing or has another size.
+        """
         for shard in self.shards:
             sizes = (shard.bin_path, shard.file_bytes), (shard.index_path, index_size(shard.documents))
             for path, size in sizes:
@@ -373,7 +398,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             before[shard.source, shard.split] += shard.documents
 
     def of(self, source: str, split: str = "train") -> tuple[Shard, ...]:
-        """The shards of one source and split in stream order."""
+        """Return the shards of one source and split in stream order."""
         return tuple(s for s in self.shards if s.source == source and s.split == split)
 
     @property
@@ -430,6 +455,7 @@ def load_manifest(folder: Path, *, unfinished: bool = True) -> Manifest:
         )
     with reading(path):
         file = path.stat()
+    # With the time of its last change, which no program can set: a copy that keeps size and time is another file too.
     return _load(path, (file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns))
 
 
@@ -477,7 +503,7 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
 
 
 def _missing(path: Path) -> str:
-    """Why there is no manifest at `path`, and what to do."""
+    """Say why there is no manifest at `path`, and what to do."""
     folder = path.parent
     if os.path.isfile(folder):  # noqa: PTH113 - as above
         return f"{folder} is a file; name the folder of shards, which holds {FILE_NAME}"
@@ -490,7 +516,7 @@ def _missing(path: Path) -> str:
 
 
 def shards_of(folder: Path) -> Path:
-    """The folder of shards that `folder` means: itself, or the one inside a WORK folder."""
+    """Return the folder of shards that `folder` means: itself, or the one inside a WORK folder."""
     inside = folder / "shards"
     if has_manifest(folder) or os.path.isdir(folder / STATE):  # noqa: PTH112 - as above
         return folder
@@ -507,8 +533,10 @@ def _counts_of(shard: Shard) -> SplitCounts:
 
 
 def add_counts(parts: Sequence[T]) -> T:
-    """Add up records of one type, at least one, field by field: numbers, tables of numbers and records are added,
-    tuples are concatenated, and None counts nothing."""
+    """Add up records of one type, at least one, field by field.
+
+    Numbers, tables of numbers and records are added, tuples are concatenated, and None counts nothing.
+    """
 
     def both(a: Any, b: Any) -> Any:
         if a is None or b is None:

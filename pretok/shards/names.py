@@ -37,7 +37,7 @@ Lines = dict[str, dict[int, list[str]]]
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """The names in a file, one per line, each once. Lines end with LF or CR LF; empty lines are skipped.
+    """Return the names in a file, one per line, each once. Lines end with LF or CR LF; empty lines are skipped.
 
     Raises UsageError if the file cannot be read or has no name.
     """
@@ -59,7 +59,7 @@ def is_hash(name: str) -> bool:
 def find_names(
     manifest: Manifest, shards: Sequence[Numbered], names: Sequence[str]
 ) -> tuple[dict[str, Ints], tuple[str, ...]]:
-    """(path of each shard -> its documents with one of the names, rising; the names that fit no document).
+    """Return (path of each shard -> its documents with one of the names, rising; the names that fit no document).
 
     Raises UsageError for names that fit different documents in several ways, IntegrityError.
     """
@@ -85,7 +85,7 @@ def find_names(
 def _matches(
     rows: pa.RecordBatch, wanted: tuple[pa.Array, pa.Array], hashes: dict[bytes, list[str]], lines: Lines
 ) -> Iterator[tuple[int, str, str]]:
-    """(row, name, way) for each name that fits a row. wanted: hashes and ids as Arrow arrays."""
+    """Yield (row, name, way) for each name that fits a row. wanted: hashes and ids as Arrow arrays."""
     for row in pc.indices_nonzero(pc.is_in(rows["hash"], value_set=wanted[0])).to_pylist():
         yield from ((row, name, "hash") for name in hashes[rows["hash"][row].as_py()])
     ids = rows["id"].cast(pa.large_string())  # null if the ledger has no ids
@@ -102,7 +102,7 @@ def _matches(
 
 
 def lines_named(manifest: Manifest, names: Sequence[str]) -> Lines:
-    """The names of the form FILE:LINE. A whole path means that input only, even if another path ends with it."""
+    """Return the names of the form FILE:LINE. A whole path means that input only, even if another path ends with it."""
     asked: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in names:
         if place := re.fullmatch(r"(.+):([0-9]{1,18})", name, re.DOTALL):

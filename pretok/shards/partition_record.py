@@ -46,19 +46,24 @@ class PartitionRecord(Record, frozen=True):
 
 
 def load_record(path: Path) -> PartitionRecord | None:
-    """The record at a path, or None."""
+    """Return the record at a path, or None."""
     return decode_record(PartitionRecord, read_bytes(path), path) if path.exists() else None
 
 
 def load_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
-    """Number of a partition -> its record, for the partitions that have one. state: the folder of the plan."""
-    records = ((one.number, load_record(state / f"{one.name}.json")) for one in plan.partitions)
+    """Read number of a partition -> its record, for the partitions that have one.
+
+    state: the folder of the plan.
+    """
+    records = (
+        (partition.number, load_record(state / f"{partition.name}.json")) for partition in plan.partitions
+    )
     return {number: record for number, record in records if record is not None}
 
 
 def all_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
     """Return the records of a plan of which every partition is done, once this node sees them."""
-    await_files([state / f"{one.name}.json" for one in plan.partitions])
+    await_files([state / f"{partition.name}.json" for partition in plan.partitions])
     return load_records(state, plan)
 
 
@@ -73,7 +78,7 @@ def software() -> dict[str, str]:
 
 
 def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """All versions that were used of each package: `20.0.0`, or `20.0.0, 21.0.0`."""
+    """Return all versions that were used of each package: `20.0.0`, or `20.0.0, 21.0.0`."""
     every: dict[str, set[str]] = {}
     for versions in used:
         for name, each in versions.items():
@@ -82,7 +87,7 @@ def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def refuse_other_software(job: Mapping[str, str]) -> None:
-    """Raises MismatchError if this worker has other versions than its job: the same text could get other ids."""
+    """Raise MismatchError if this worker has other versions than its job: the same text could get other ids."""
     installed = software()
     if others := [
         f"{name} {installed[name]} instead of {job[name]}" for name in job if installed[name] != job[name]

@@ -39,12 +39,12 @@ def plan_source(
     sealed: Sequence[SourcePlan],
     console: Console,
 ) -> list[SourcePlan]:
-    """The plans of a source and its appends: the stored ones if nothing changed, else new ones, which are stored.
+    """Return the plans of a source and its appends: the stored ones if nothing changed, else new ones.
 
-    listings: the inputs of the source and of each append; record: how records are read, with the chat template that
-    the vocabulary decides; config: the settings that all sources share; size: bytes of a shard, 0 for the automatic
-    size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the plans in the manifest. Raises
-    MismatchError that names what changed.
+    New ones are stored. listings: the inputs of the source and of each append; record: how records are read, with
+    the chat template that the vocabulary decides; config: the settings that all sources share; size: bytes of a
+    shard, 0 for the automatic size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the
+    plans in the manifest. Raises MismatchError that names what changed.
     """
     if len(sealed) > len(source.append) + 1:
         raise MismatchError(
@@ -60,27 +60,32 @@ def plan_source(
         rows = tuple(PlannedPiece(file) for file in listing.files)
         asked.append(SourcePlan(name, settings, rows, append=append, config=config))
     plans: list[SourcePlan] = []
-    for one in asked:
-        old = read_plan(state / one.unit / PLAN_FILE) or next(iter(sealed[one.append : one.append + 1]), None)
-        new = _continue(old, one, state, console) if old is not None else None
+    for wanted in asked:
+        old = read_plan(state / wanted.unit / PLAN_FILE) or next(
+            iter(sealed[wanted.append : wanted.append + 1]), None
+        )
+        new = _continue(old, wanted, state, console) if old is not None else None
         if new is None:
-            probes = probe_inputs(one.inputs, *source.probed, console=console)
+            probes = probe_inputs(wanted.inputs, *source.probed, console=console)
             check_kept(name, plans[0].kept if plans else source.kept, probes)
             target = size or shard_bytes(probes, itemsize)
             first = max((plan.end for plan in plans), default=0)
             new = replace(
-                one.cut(plan(name, probes, target, itemsize, first)),
+                wanted.cut(plan(name, probes, target, itemsize, first)),
                 settings=settings | {"target": target},
                 kept=tuple(replace(column, type=column.type or "text") for column in source.kept),
             )
-            write_plan(state / one.unit / PLAN_FILE, new)
+            write_plan(state / wanted.unit / PLAN_FILE, new)
         plans.append(new)
-    return [replace(one, stamps=stamps) for one in plans]
+    return [replace(plan, stamps=stamps) for plan in plans]
 
 
 def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console) -> SourcePlan | None:
-    """The stored plan, with fixed files as they are now; None if something changed and no document is written, or if
-    an input changed between its parts. Raises MismatchError if something changed."""
+    """Return the stored plan, with fixed files as they are now.
+
+    None if something changed and no document is written, or if an input changed between its parts. Raises MismatchError
+    if something changed.
+    """
     if any((state / old.unit).glob(f"*{CHANGED}")):
         console.notice(f"{unit_words(old.unit)}: an input changed while its parts were read; starting over")
         shutil.rmtree(state / old.unit)
@@ -104,7 +109,11 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
     if new != old:
         fixed = set(new.rows) - set(old.rows)
         forget(
-            (one for one in old.partitions if one.number in {row.partition for row in fixed}),
+            (
+                partition
+                for partition in old.partitions
+                if partition.number in {row.partition for row in fixed}
+            ),
             state / old.unit,
         )
         write_plan(state / old.unit / PLAN_FILE, new)

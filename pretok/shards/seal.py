@@ -49,7 +49,7 @@ DonePlan = tuple[SourcePlan, Mapping[int, PartitionRecord]]
 
 
 def sealed_manifest(shards: Path) -> Manifest | None:
-    """The manifest in `shards`, or None.
+    """Return the manifest in `shards`, or None.
 
     Raises IntegrityError; MismatchError if something else than `pretok tokenize` made the shards.
     """
@@ -147,7 +147,7 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
 
 
 def found_in(plan: SourcePlan, records: Mapping[int, PartitionRecord]) -> SourceCounts:
-    """What was read and rejected of a plan; a damaged file that was left out counts as a record."""
+    """Return what was read and rejected of a plan; a damaged file that was left out counts as a record."""
     left_out = plan.left_out
     rejected = {DAMAGED_FILE: len(left_out)} if left_out else {}
     whole = replace(UNCOUNTED, read=len(left_out), rejected=rejected, left_out=left_out)
@@ -161,8 +161,10 @@ def _seal_source(
     records: Mapping[int, PartitionRecord],
     dtype: np.dtype[np.generic],
 ) -> tuple[SourceCounts, list[Shard], list[SideFile]]:
-    """Add up the records of a source or an append, and merge the small files of its partitions. Returns what the
-    manifest lists."""
+    """Add up the records of a source or an append, and merge the small files of its partitions.
+
+    Returns what the manifest lists.
+    """
     sealed = plan.sealed({number: record.pieces for number, record in records.items()})
     counts = found_in(plan, records)
     suffix = f"{plan.append:05d}"
@@ -175,6 +177,7 @@ def _seal_source(
         *val,
     ]
     documents = sum(shard.documents for shard in entries)
+    # The promise that nothing is lost, checked where the counts of readers, writers and rejects meet.
     if counts.read != documents + rejected or rejected != sum(counts.rejected.values()):
         raise AssertionError(
             f"source {plan.name}: read {counts.read}, wrote {documents}, rejected {counts.rejected}, of which "
@@ -206,8 +209,8 @@ def _merge_validation(
     if not small:
         return [], ()
     with ShardWriter(prefix, dtype, ledger_schema(ledger_path(small[0]))) as writer:
-        for one in small:
+        for part in small:
             # In the order of the partitions, which is that of the token stream.
-            writer.copy(one)
+            writer.copy(part)
         shard, files = writer.seal(plan.name, "val")
         return [shard], files

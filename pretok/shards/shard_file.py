@@ -1,9 +1,9 @@
-"""A shard: its entry in the manifest, and the only module that writes the bytes of `.bin` and `.idx`.
+r"""A shard: its entry in the manifest, and the only module that writes the bytes of `.bin` and `.idx`.
 
 A shard is a Megatron-LM indexed dataset of documents, each of which ends with EOD and begins with BOS if there is one.
 
     .bin  token ids, little-endian, nothing else
-    .idx  b"MMIDIDX\\0\\0" | u64 version = 1 | u8 dtype code | u64 sequences S | u64 documents + 1 D
+    .idx  b"MMIDIDX\0\0" | u64 version = 1 | u8 dtype code | u64 sequences S | u64 documents + 1 D
           | i32 lengths[S], in tokens | i64 offsets[S], in bytes | i64 document_indices[D]
 
 One sequence is one document, so S = documents and document_indices = 0..S. `.nodes` holds the inner hashes of the tree
@@ -37,30 +37,36 @@ NOWHERE = Path()
 
 
 class RemovedCounts(Record, frozen=True):
-    """Documents that were removed: their tokens are now EOD. bytes: of their texts, in UTF-8."""
+    """Documents that were removed: their tokens are now EOD."""
 
     documents: Count
     tokens: Count
     bytes: Count
+    """Of their texts, in UTF-8."""
 
 
 class Shard(Record, frozen=True, omit_defaults=True, gc=False):
-    """A shard. path: the `.bin`, relative to the folder; file_bytes: its size; root, index_root: hash tree roots of the
-    `.bin` and the `.idx`; kinds: for conversations, the number of tokens of each kind; removed: what was removed from
-    it; folder: where the shards are, which is not written to the manifest."""
+    """A shard."""
 
     path: Inside
+    """The `.bin`, relative to the folder."""
     source: Name
     split: Split
     tokens: Count
     documents: Count
     file_bytes: Count
+    """Its size."""
     text_bytes: Count
     root: Root
+    """Hash tree root of the `.bin`."""
     index_root: Root
+    """Hash tree root of the `.idx`."""
     kinds: dict[str, Count] | None = None
+    """For conversations, the number of tokens of each kind."""
     removed: RemovedCounts | None = None
+    """What was removed from it."""
     folder: Path = NOWHERE
+    """Where the shards are, which is not written to the manifest."""
 
     @property
     def bin_path(self) -> Path:
@@ -100,7 +106,7 @@ class Shard(Record, frozen=True, omit_defaults=True, gc=False):
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> bytes:
-    """The whole `.idx` file for documents of `lengths` tokens."""
+    """Return the whole `.idx` file for documents of `lengths` tokens."""
     count = len(lengths)
     code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
@@ -121,8 +127,9 @@ def index_size(documents: int) -> int:
 
 
 class ShardReader:
-    """Reads one shard through a memory map. Raises IntegrityError if a file has a wrong size, or an index does not
-    follow from its lengths.
+    """Reads one shard through a memory map.
+
+    Raises IntegrityError if a file has a wrong size, or an index does not follow from its lengths.
 
     tokens: (tokens,) the ids of all documents in a row; lengths: (documents,) int32; offsets: (documents + 1,) int64,
     where each document starts in `tokens`.
@@ -158,13 +165,13 @@ class ShardReader:
         return len(self.lengths)
 
     def __getitem__(self, document: int) -> Tokens:
-        """The ids of one document, with BOS and EOD, as a view of the memory map."""
+        """Return the ids of one document, with BOS and EOD, as a view of the memory map."""
         view: Tokens = self.tokens[self.offsets[document] : self.offsets[document + 1]]
         return view
 
 
 def check_size(path: Path, size: int) -> None:
-    """Raises IntegrityError unless a file exists and has this size in bytes."""
+    """Raise IntegrityError unless a file exists and has this size in bytes."""
     with reading(path):
         try:
             size_now = path.stat().st_size

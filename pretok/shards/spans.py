@@ -1,6 +1,6 @@
-"""The spans of a shard: a file next to it with the kind of each token, for conversations.
+r"""The spans of a shard: a file next to it with the kind of each token, for conversations.
 
-    NAME.spans  b"PTSPANS\\0" | u64 version = 1 | u64 tokens | u64 spans N | i64 ends[N] | u8 kinds[N]
+    NAME.spans  b"PTSPANS\0" | u64 version = 1 | u64 tokens | u64 spans N | i64 ends[N] | u8 kinds[N]
 
 All numbers are little-endian. A span is a run of tokens of one kind inside one document. Spans are in order and cover
 the shard: span i is the tokens ends[i - 1] to ends[i]. Kinds are indices of `tokenizer.kinds.KINDS`. A span takes 9
@@ -35,7 +35,10 @@ def spans_path(prefix: Path) -> Path:
 
 
 def find_spans(kinds: Bytes, lengths: npt.NDArray[np.int32]) -> tuple[Ints, Bytes]:
-    """(ends, kinds) of the spans of whole documents. kinds: (tokens,) of each token; lengths: tokens per document."""
+    """Return (ends, kinds) of the spans of whole documents.
+
+    kinds: (tokens,) of each token; lengths: tokens per document.
+    """
     last = np.ones(len(kinds), np.bool_)  # whether a span ends with the token
     last[:-1] = kinds[1:] != kinds[:-1]
     last[np.cumsum(lengths, dtype=np.int64) - 1] = True
@@ -80,7 +83,7 @@ class ShardSpans:
         return np.repeat(self.kinds, np.diff(self.ends, prepend=0))
 
     def document(self, offsets: Ints, number: int) -> Iterator[tuple[int, int, str]]:
-        """(first token, number of tokens, kind) of each span of a document.
+        """Yield (first token, number of tokens, kind) of each span of a document.
 
         offsets: where each document of the shard begins, as its reader has them.
         """
@@ -90,7 +93,7 @@ class ShardSpans:
             start = end
 
     def learned(self, start: int, stop: int, learn: Collection[str]) -> npt.NDArray[np.bool_]:
-        """(stop - start,) bool: which of the tokens start:stop have a kind in `learn`."""
+        """Return (stop - start,) bool: which of the tokens start:stop have a kind in `learn`."""
         if stop <= start:
             return np.zeros(0, np.bool_)
         ends, kinds = self._cut(start, stop)
@@ -98,12 +101,15 @@ class ShardSpans:
         return np.repeat(wanted[kinds], np.diff(ends, prepend=start))
 
     def _cut(self, start: int, stop: int) -> tuple[Ints, Bytes]:
-        """(ends, kinds) of the spans in the tokens start:stop; the last one ends at `stop`."""
+        """Return (ends, kinds) of the spans in the tokens start:stop; the last one ends at `stop`."""
         first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
         return np.minimum(self.ends[first : last + 1], stop), self.kinds[first : last + 1]
 
     def problem(self, offsets: Ints, stated: dict[str, int]) -> str | None:
-        """What is wrong, or None. offsets: where each document begins and the last ends; stated: tokens by kind."""
+        """Return what is wrong, or None.
+
+        offsets: where each document begins and the last ends; stated: tokens by kind.
+        """
         if self.tokens != offsets[-1]:
             return f"they cover {self.tokens} tokens, the shard has {offsets[-1]}"
         if (np.diff(self.ends, prepend=0) <= 0).any() or (self.kinds >= len(KINDS)).any():
@@ -116,6 +122,6 @@ class ShardSpans:
 
 
 def count_kinds(ends: Ints, kinds: Bytes) -> dict[str, int]:
-    """The number of tokens of each kind that occurs."""
+    """Return the number of tokens of each kind that occurs."""
     counts = np.bincount(kinds, np.diff(ends, prepend=0), len(KINDS)).astype(np.int64).tolist()
     return {kind: count for kind, count in zip(KINDS, counts, strict=False) if count}

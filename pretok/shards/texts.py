@@ -29,18 +29,20 @@ WINDOW_TOKENS = 1 << 20
 
 
 def load_vocabulary(manifest: Manifest) -> Vocabulary:
-    """The vocabulary next to the shards. Raises UsageError if there is none."""
+    """Return the vocabulary next to the shards. Raises UsageError if there is none."""
     return load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
 
 
 def load_decoder(manifest: Manifest) -> TextDecoder:
-    """The decoder of the vocabulary next to the shards. Raises UsageError if there is none."""
+    """Return the decoder of the vocabulary next to the shards. Raises UsageError if there is none."""
     return TextDecoder(load_vocabulary(manifest))
 
 
 def chat_of(manifest: Manifest, source: str) -> tuple[str, dict[str, str], int | None] | None:
-    """The chat template of a source, the roles that it was given (bos_token), and the id of the marker that ends an
-    answer; None if it has no template."""
+    """Return the chat template of a source, its roles, and the id of the marker that ends an answer; None without one.
+
+    The roles are the tokens that the template was given, such as bos_token.
+    """
     names = {file.path for file in manifest.side_files}
     if source not in manifest.conversations or inputs_name(source) not in names:
         return None
@@ -51,7 +53,7 @@ def chat_of(manifest: Manifest, source: str) -> tuple[str, dict[str, str], int |
 def shard_texts(
     shard: Shard, decoder: TextDecoder, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, pa.LargeStringArray]]:
-    """(number of the first document, texts) for the documents start:end of a shard, in order.
+    """Yield (number of the first document, texts) for the documents start:end of a shard, in order.
 
     Raises IntegrityError for ids that are not text.
     """

@@ -143,7 +143,7 @@ class _Job:
         return (self.state / plan.unit).exists()
 
     def plan(self) -> list[list[SourcePlan]]:
-        """The plans of each round: those of the sources, then those of the first append of each, and so on."""
+        """Return the plans of each round: those of the sources, then those of the first append of each, and so on."""
         sealed = {}
         if old := sealed_manifest(self.shards):
             # A kill during the last seal may have left state, which `is_unsealed` would take for unfinished.
@@ -179,7 +179,7 @@ class _Job:
                             self.console,
                         )
                     )
-        return [[one for one in parts if one] for parts in zip_longest(*plans)]
+        return [[plan for plan in parts if plan] for parts in zip_longest(*plans)]
 
     def run(self, plans: list[SourcePlan]) -> None:
         """Tokenize and seal the plans of a round that are not sealed yet."""
@@ -205,11 +205,11 @@ class _Job:
             self._seal(unsealed, failures)
 
     def _todo(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
-        """The tasks that are not done."""
+        """Return the tasks that are not done."""
         return [task for task in self._tasks(plans) if not task.state(".json").exists()]
 
     def _leave_out(self, plan: SourcePlan) -> SourcePlan:
-        """The plan without its damaged files, if its source skips them."""
+        """Return the plan without its damaged files, if its source skips them."""
         source, state = self.recipe.sources[plan.name], self.state / plan.unit
         if not source.skip_damaged:
             return plan
@@ -219,7 +219,7 @@ class _Job:
         return left
 
     def _tasks(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
-        """The tasks of all partitions of the plans. Copies the tokenizer to where workers read it."""
+        """Return the tasks of all partitions of the plans. Copies the tokenizer to where workers read it."""
         recipe, vocab = self.recipe, self.vocab
         old = sealed_manifest(self.shards)
         tokenizer = self.shards / TOKENIZER_FILE
@@ -254,8 +254,10 @@ class _Job:
         ]
 
     def _removed(self, old: Manifest | None) -> tuple[Path, ...]:
-        """The lists of removed texts: that of these shards and that of the recipe. Raises IntegrityError if one is
-        damaged."""
+        """Return the lists of removed texts: that of these shards and that of the recipe.
+
+        Raises IntegrityError if one is damaged.
+        """
         if old:
             old.check(removed_path(old.folder))
         own, named = removed_path(self.shards), self.recipe.shards.removed
@@ -264,11 +266,14 @@ class _Job:
         return tuple(path.absolute() for path in lists)
 
     def _encode(self, plans: list[SourcePlan], step: Step, failed: Failures) -> Failures:
-        """Let workers tokenize the partitions that are not done. failed: those that failed already in this run, which
-        are not tried again. Returns these and those that fail now."""
+        """Let workers tokenize the partitions that are not done.
+
+        failed: those that failed already in this run, which are not tried again. Returns these and those that fail now.
+        """
         failures, tasks, before = list(failed), self._tasks(plans), Counter[str]()
         for record in (load_record(task.state(".json")) for task in tasks):
             before.update(record.counts if record else {})
+        # What failed while hashing would fail again at once, and its error would be shown twice.
         names = {name for name, _ in failed}
         todo = [task for task in self._todo(plans) if task.partition.name not in names]
         if not todo:
@@ -292,10 +297,10 @@ class _Job:
         return failures
 
     def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
-        """Seal the plans that are done, and raise an error for partitions that failed, damaged files and sources with
-        too few documents.
+        """Seal the plans that are done.
 
-        A source without documents is not sealed, so that its inputs and settings can still be changed.
+        Raises an error for partitions that failed, damaged files and sources with too few documents. A source without
+        documents is not sealed, so that its inputs and settings can still be changed.
         """
         full, empty = list[DonePlan](), dict[str, SourceCounts]()
         for plan in plans:
@@ -318,8 +323,8 @@ class _Job:
         raise_failures(failures, self.console.log)
         sealed = load_manifest(self.shards).sources if has_manifest(self.shards) else {}
         counts = {
-            name: (one.read, one.rejected)
-            for name, one in (sealed | empty).items()
+            name: (known.read, known.rejected)
+            for name, known in (sealed | empty).items()
             if name in self.recipe.sources
         }
 

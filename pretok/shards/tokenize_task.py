@@ -61,9 +61,7 @@ ROLL_OVER = Fraction(5, 4)
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
-    """Everything that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold;
-    tokenizer: the entry of the manifest that the copy next to the shards must match; software: versions that the worker
-    must have."""
+    """Everything that decides the bytes of a partition's shards."""
 
     partition: Partition
     shards_dir: Path
@@ -73,10 +71,13 @@ class TokenizeTask:
     screening: Screening
     normalization: Normalization
     tokenizer: TokenizerEntry
+    """The entry of the manifest that the copy next to the shards must match."""
     target: int
+    """Bytes of tokens a shard should hold."""
     val_fraction: Fraction
     val_seed: int
     software: dict[str, str]
+    """Versions that the worker must have."""
     limits: TemplateLimits = LIMITS
 
     def state(self, suffix: str) -> Path:
@@ -96,7 +97,7 @@ def preload() -> None:
 
 
 def encoder_of(task: TokenizeTask) -> Encoder:
-    """The encoder for a task, loaded unless this process has it or was forked from one that has it.
+    """Return the encoder for a task, loaded unless this process has it or was forked from one that has it.
 
     Raises MismatchError if the file was replaced since the job began.
     """
@@ -126,7 +127,7 @@ def _load(vocab: Vocabulary, entry: TokenizerEntry, markers: tuple[str, ...]) ->
 
 
 def markers_of(task: TokenizeTask) -> tuple[str, ...]:
-    """The tokens of a conversation's template, which no text may become."""
+    """Return the tokens of a conversation's template, which no text may become."""
     how = task.record.conversation
     return tuple(how.markers) if isinstance(how, Conversation) else ()
 
@@ -157,6 +158,8 @@ def _tokenize(
             encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
             sample.add(joined, encoded, refused)
             report(writer.add(joined, encoded, refused))
+            # Asked after each group and not after each document: where a shard ends depends on batches alone, which
+            # depend on the inputs.
             if writer.is_full(0):
                 sample.finish_shard()
                 writer.seal_shard("train")
@@ -168,8 +171,10 @@ def _tokenize(
 
 
 def read_task(task: TokenizeTask) -> Iterator[TextBatch]:
-    """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
-    to their end, as `read_whole` does."""
+    """Yield the batches of documents of a partition.
+
+    Raises PartitionsFailed after the last one if inputs could not be read to their end, as `read_whole` does.
+    """
     try:
         batches = read_documents(task.partition, task.record, task.normalization, task.keep, task.limits)
         yield from read_whole(task.partition, batches, task.state_dir.name, task.state_dir)
@@ -256,16 +261,17 @@ class PartitionWriter:
             ids = hash_ids(*encoded.ids(self.task.tokenizer.bos_id is not None))
             for piece in pieces[ids != joined.before[rows]].tolist():
                 self._rejects.remarks[piece][NOT_CANONICAL] += 1
-        described = ledger_rows(
-            self._files.take(pa.array(pieces)),
-            self._origins[pieces, 0],
-            self._origins[pieces, 1] + joined.numbers[rows],
-            encoded.lengths,
-            encoded.sizes,
-            encoded.hashes,
-            [column.take(pa.array(rows)) for column in joined.kept],
-            self._schema,
-        )
+        columns = {
+            "file": self._files.take(pa.array(pieces)),
+            "start": self._origins[pieces, 0],
+            "record": self._origins[pieces, 1] + joined.numbers[rows],
+            "tokens": encoded.lengths,
+            "bytes": encoded.sizes,
+            "hash": encoded.hashes,
+        }
+        kept = zip(self._schema.names[len(columns) :], joined.kept, strict=True)
+        columns |= {name: values.take(pa.array(rows)) for name, values in kept}
+        described = ledger_rows(columns, self._schema)
         if split not in self._writers:  # most partitions have few or no documents for validation
             name, number = self.task.partition.name, len(self._shards)
             train = (

@@ -18,7 +18,7 @@ from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest
 
 
 def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
-    """(partitions done, partitions planned) of each source, or append (`NAME.1`), that is not sealed."""
+    """Return (partitions done, partitions planned) of each source, or append (`NAME.1`), that is not sealed."""
     progress: dict[str, tuple[int, int]] = {}
     if not (folders := sorted((shards / STATE).glob("*/"))):
         return progress
@@ -34,7 +34,7 @@ def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
 
 
 def refuse_unfinished(shards: Path) -> None:
-    """Raises IntegrityError with the progress if a folder has state but no manifest yet."""
+    """Raise IntegrityError with the progress if a folder has state but no manifest yet."""
     if not has_manifest(shards) and (progress := unfinished(shards)):
         done, planned = map(sum, zip(*progress.values(), strict=True))
         raise IntegrityError(

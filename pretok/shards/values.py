@@ -9,7 +9,7 @@ HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/@]*@)?(?:www\.)?([^/:?#]+)"
 
 
 def host(column: str) -> str:
-    """SQL of the host of an address, without `www.`; null if it is not an address."""
+    """Return SQL of the host of an address, without `www.`; null if it is not an address."""
     return f"nullif(regexp_extract({column}, '{HOST}', 1), '')"
 
 

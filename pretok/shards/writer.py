@@ -87,8 +87,10 @@ class ShardWriter:
             at += len(rows)
 
     def seal(self, source: str, split: str) -> tuple[Shard, tuple[SideFile, ...]]:
-        """Flush everything, rename the files, and return their manifest entries. Raises AssertionError if the lengths
-        do not add up to the tokens."""
+        """Flush everything, rename the files, and return their manifest entries.
+
+        Raises AssertionError if the lengths do not add up to the tokens.
+        """
         lengths = np.concatenate(self._lengths)
         if int(lengths.sum(dtype=np.int64)) != self.tokens:
             raise AssertionError(

@@ -69,6 +69,7 @@ def divide(
     shards = shards[-len(behind([shard for shard, _ in shards], begin)) :]
     names = [*predicates, source]
     folder.mkdir(parents=True, exist_ok=True)
+    # The caller holds the lock of this folder, so what is unfinished there was left by a kill.
     remove_leftovers(folder)
     documents = np.zeros(len(names), np.int64)
     at = 0
@@ -82,9 +83,10 @@ def divide(
             for number, mask in enumerate((*chosen, counts == 0)):
                 writers[number].append(address[mask], lengths[mask])
                 documents[number] += mask.sum()
+            # In each window, so that the first overlap ends the work.
             if len(again := np.flatnonzero(counts > 1)):
                 who = " and ".join(
-                    name for name, one in zip(predicates, chosen[:, again[0]], strict=True) if one
+                    name for name, is_member in zip(predicates, chosen[:, again[0]], strict=True) if is_member
                 )
                 raise UsageError(
                     f"{who} overlap: each of them would read the same documents of {source}; write conditions that "
@@ -127,8 +129,8 @@ def evaluated(
     schema = pa.unify_schemas(schemas, promote_options="permissive")
     types = {name: schema.field(name).type for name in schema.names}
     types |= dict.fromkeys(OF_SHARD, pa.string()) | dict.fromkeys(("doc", "position"), pa.int64())
-    for one in joined:
-        types |= one.types
+    for notes in joined:
+        types |= notes.types
     # Read only columns whose names occur in a predicate. In SQL a quote within a quoted name is doubled.
     text = "\n".join(predicates.values()).lower()
     columns = [

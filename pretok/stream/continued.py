@@ -18,23 +18,25 @@ from pretok.shards.manifest import Manifest
 from pretok.stream.mix_file import Mix, MixSource, check_sources, load_mix, parse_mix
 
 
-def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> int:
+def same_until(mix: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> int:
     """Return how many first positions of two mixes are the same, judging by their files.
 
     The same: equal tokens from the same sequences, and the same of them learned. That holds while their stages read the
     same entries, added with the same shards. equal: fingerprint of shards -> that of others which count as the same
     (`Manifest.but_for_removals`).
     """
-    if one.fingerprint == other.fingerprint:
-        return one.length
-    if (one.split, one.seq_len, one.seed, one.cuts) != (other.split, other.seq_len, other.seed, other.cuts):
+    if mix.fingerprint == other.fingerprint:
+        return mix.length
+    if (mix.split, mix.seq_len, mix.seed, mix.cuts) != (other.split, other.seq_len, other.seed, other.cuts):
         return 0
     same = 0
     for left, right, length, others in zip(
-        _stages(one, equal or {}), _stages(other, equal or {}), one.lengths, other.lengths, strict=False
+        _stages(mix, equal or {}), _stages(other, equal or {}), mix.lengths, other.lengths, strict=False
     ):
         if left != right:
             break
+        # Equal quotas and entries give equal positions, so a stage that one of them leaves early is equal up to there.
+        # What follows it lies at other positions.
         same += min(length, others)
         if length != others:
             break
@@ -44,7 +46,9 @@ def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> 
 def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, MixSource]]]:
     """Return what each stage reads: quotas and entries, in the order that breaks ties."""
     shards = [entry.manifest or mix.manifest for entry in mix.sources]
-    known = [replace(one, manifest=equal.get(at, at)) for one, at in zip(mix.sources, shards, strict=True)]
+    known = [
+        replace(source, manifest=equal.get(at, at)) for source, at in zip(mix.sources, shards, strict=True)
+    ]
     return [
         [(quota, entry) for quota, entry in zip(stage.quotas, known, strict=True) if quota]
         for stage in mix.stages

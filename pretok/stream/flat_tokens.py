@@ -29,15 +29,16 @@ from pretok.shards.manifest import Shard
 
 
 class TokenRanges(NamedTuple):
-    """Where the tokens of sequences lie: n pieces of consecutive tokens, each field (n,).
-
-    row, column: where a piece goes in the requested sequences. address: of its first token. length: its tokens.
-    """
+    """Where the tokens of sequences lie: n pieces of consecutive tokens, each field (n,)."""
 
     row: Ints
+    """The requested sequence that a piece is part of."""
     column: Ints
+    """Where in the sequence it goes."""
     address: Ints
+    """Of its first token."""
     length: Ints
+    """Its tokens."""
 
 
 ReadRange = Sequence[int]
@@ -61,6 +62,7 @@ class OpenFiles:
         self._sequential = sequential
 
     def __getstate__(self) -> dict[str, object]:
+        # A descriptor means nothing in another process, which opens its own files.
         return self.__dict__ | {"_files": OrderedDict()}
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -77,6 +79,7 @@ class OpenFiles:
         return file
 
     def _open(self, number: int) -> int:
+        # Closed before the new one is opened, so the limit holds at every moment.
         if len(self._files) >= self.limit:
             os.close(self._files.popitem(last=False)[1])
         path, expected = self.paths[number], self.sizes[number]
@@ -85,6 +88,7 @@ class OpenFiles:
         if (size := os.fstat(file).st_size) != expected:
             os.close(file)
             raise IntegrityError(f"{path} has {size} bytes, expected {expected}")
+        # Sequences are read in a shuffled order: by default the kernel would read on behind each, for nobody.
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL if self._sequential else os.POSIX_FADV_RANDOM)
         self._files[number] = file
         return file

@@ -35,8 +35,11 @@ class KindRanges(NamedTuple):
     at: Ints
     until: Ints
     first: Ints
+    """(p,) its first run."""
     length: Ints
+    """(n,) tokens of a run."""
     kind: Bytes
+    """(n,) its number in `tokenizer.kinds`."""
 
     def fill(self, tokens: int) -> None:
         """Lengthen the runs until they fill an output of so many tokens.
@@ -57,6 +60,7 @@ class Learned:
         self._shards = tuple(shards)
         wanted = [[not some or kind in some for kind in KINDS] for some in learn]
         self._learned = np.array(wanted, np.bool_)
+        # Plain text is learned whatever kinds are chosen: `learn` is about conversations.
         self._learned[:, TEXT] = True
         self._known: Mask = np.array([shard.kinds is not None for shard in shards], np.bool_)
         self._files: OrderedDict[int, ShardSpans] = OrderedDict()
@@ -85,6 +89,7 @@ class Learned:
 
     def _are_learned(self, runs: KindRanges, entry: Ints, width: int) -> Mask:
         """Return which runs are learned, (n,) bool."""
+        # Mostly all entries learn the same kinds: then the entry of a run need not be known.
         if (self._learned == self._learned[0]).all():
             return np.take(self._learned[0], runs.kind)
         counts = np.diff(runs.first, append=len(runs.kind))
@@ -112,8 +117,8 @@ class Learned:
         behind = np.cumsum(counts)
         first, last = behind - counts, behind - 1
         stop, kind = np.empty(int(counts.sum()), np.int64), np.full(int(counts.sum()), TEXT, np.uint8)
-        for one, mine in by_shard:
-            file, to = self._spans(one), ranges(first[mine], behind[mine])[1]
+        for number, mine in by_shard:
+            file, to = self._spans(number), ranges(first[mine], behind[mine])[1]
             spans = to + np.repeat(low[mine] - first[mine], counts[mine])
             stop[to], kind[to] = file.ends[spans], file.kinds[spans]
         # A span ends in the shard where the next one begins; the last one of a piece ends with the piece.

@@ -130,15 +130,14 @@ def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> tu
 
 
 class Fetched(NamedTuple):
-    """The result of one read.
-
-    ids: (n, seq_len + 1) in the dtype of the shards. learned: which targets are learned, or None (see `read_batch`).
-    digest: of both, 0 if not requested.
-    """
+    """The result of one read."""
 
     ids: _Ids
+    """(n, seq_len + 1) in the dtype of the shards."""
     learned: Mask | None
+    """Which targets are learned, or None (see `read_batch`)."""
     digest: int
+    """Of both, 0 if not requested."""
 
 
 class Fetch:
@@ -169,14 +168,13 @@ def as_read(fetched: Fetched | Exception) -> Fetched | Exception:
 
 
 class Boundaries(NamedTuple):
-    """Where documents begin, for attention within documents.
-
-    position_ids: shape of the tokens, int64, 0 at the first token of every document. cu_seqlens: (documents + 1,)
-    int32, cumulative lengths over the flattened tokens, as variable-length attention kernels expect.
-    """
+    """Where documents begin, for attention within documents."""
 
     position_ids: npt.NDArray[np.int64]
+    """Shape of the tokens, int64, 0 at the first token of every document."""
     cu_seqlens: npt.NDArray[np.int32]
+    """(documents + 1,) int32, cumulative lengths over the flattened tokens, as variable-length attention kernels
+    expect."""
 
 
 def document_boundaries(tokens: npt.ArrayLike, eod_id: int) -> Boundaries:

@@ -50,27 +50,28 @@ Length = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class MixSource(Record, frozen=True, omit_defaults=True):
-    """An entry of a mix: a source, a class, the rest of a source, or an append to one of these (`NAME+1`).
-
-    tokens: of its tape, without padding. sequences: per epoch. of: the source of its documents, if it is not `name`.
-    tape: digest of its side file (`stream.tapes`), None for all documents. packed: whether sequences are whole
-    documents (`stream.pack`). targets: targets with loss in an epoch of packed sequences. learn: kinds that are learned
-    in conversations; empty if every token is.
-
-    For appended entries, and for all entries of a mix that has been continued since: manifest: the shards when it was
-    added. begin: the token of its source in the split at which its documents begin.
-    """
+    """An entry of a mix: a source, a class, the rest of a source, or an append to one of these (`NAME+1`)."""
 
     name: str
     tokens: Count
+    """Of its tape, without padding."""
     sequences: Count
+    """Per epoch."""
     of: str | None = None
+    """The source of its documents, if it is not `name`."""
     tape: Digest | None = None
+    """Digest of its side file (`stream.tapes`), None for all documents."""
     packed: bool = False
+    """Whether sequences are whole documents (`stream.pack`)."""
     targets: Count = 0
+    """Targets with loss in an epoch of packed sequences."""
     learn: tuple[str, ...] = ()
+    """Kinds that are learned in conversations; empty if every token is."""
     manifest: Digest | None = None
+    """For appended entries, and for all entries of a mix that has been continued since: the shards when it was added.
+    """
     begin: Count = 0
+    """For the same, the token of its source in the split at which its documents begin."""
 
     @property
     def held_in(self) -> str:
@@ -88,12 +89,12 @@ class MixSource(Record, frozen=True, omit_defaults=True):
 
 
 class Stage(Record, frozen=True, omit_defaults=True):
-    """A stage of a mix. quotas: sequences that each entry gives. length: its positions, if the next stage begins before
-    all quotas are given.
-    """
+    """A stage of a mix."""
 
     quotas: tuple[Count, ...]
+    """Sequences that each entry gives."""
     length: Count | None = None
+    """Its positions, if the next stage begins before all quotas are given."""
 
     @property
     def positions(self) -> int:
@@ -156,7 +157,9 @@ class Mix(Record, frozen=True, dict=True):
         Packed sequences count with their mean, which is exact at the end of each epoch.
         """
         counts = self.order().prefixes(np.array([length]))[0].tolist()
-        return [count * one.predicted(self.seq_len) for count, one in zip(counts, self.sources, strict=True)]
+        return [
+            count * source.predicted(self.seq_len) for count, source in zip(counts, self.sources, strict=True)
+        ]
 
     def __len__(self) -> int:
         return self.length
@@ -174,7 +177,7 @@ class Mix(Record, frozen=True, dict=True):
         for number, source in enumerate(self.sources):
             if any(stage.quotas[number] for stage in mix.stages):
                 newest[source.held_in] = max(source.begin, newest.get(source.held_in, 0))
-        kept = [n for n, one in enumerate(self.sources) if one.begin <= newest.get(one.held_in, 0)]
+        kept = [n for n, source in enumerate(self.sources) if source.begin <= newest.get(source.held_in, 0)]
         stages = tuple(replace(stage, quotas=tuple(stage.quotas[n] for n in kept)) for stage in mix.stages)
         return replace(mix, sources=tuple(self.sources[n] for n in kept), stages=stages)
 
@@ -191,13 +194,14 @@ class Mix(Record, frozen=True, dict=True):
             [stage.quotas for stage in self.stages],
             self.seed,
             self.lengths,
-            [self.seq_len * one for one in moved],
+            [self.seq_len * shifted for shifted in moved],
         )
 
     @property
     def within(self) -> bool:
-        """Whether its numbers stay within its entries, so that it reads no other tokens. Only a forged file, such as
-        one inside a certificate, fails this.
+        """Whether its numbers stay within its entries, so that it reads no other tokens.
+
+        Only a forged file, such as one inside a certificate, fails this.
         """
         for stage in self.stages:
             if len(stage.quotas) != len(self.sources):
@@ -205,7 +209,8 @@ class Mix(Record, frozen=True, dict=True):
             if not stage.positions <= sum(stage.quotas) < MAX_SEQUENCES:
                 return False
             if any(
-                quota and not one.sequences for quota, one in zip(stage.quotas, self.sources, strict=True)
+                quota and not source.sequences
+                for quota, source in zip(stage.quotas, self.sources, strict=True)
             ):
                 return False
         return self.length > 0 and all(

@@ -41,35 +41,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MixRequest:
-    """A request for a mix: a [mix] table, for one split.
-
-    after: positions that the new stages follow (`stream.continued`); the new mix keeps their sequence length, seed and
-    split. learn: kinds of tokens that are learned in sources of conversations, by source; default: the assistant's.
-    """
+    """A request for a mix: a [mix] table, for one split."""
 
     table: MixTable
     split: str = "train"
     after: Mix | None = None
+    """Positions that the new stages follow (`stream.continued`); the new mix keeps their sequence length, seed and
+    split."""
     learn: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Kinds of tokens that are learned in sources of conversations, by source; default: the assistant's."""
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The figures of a mix; tokens are counted as targets.
-
-    stages: for each its tokens, the share of each pool, and prefix_bound_tokens, how far any prefix may be from these
-    shares. sources: for each entry the result of `_source_report`. left_out: tokens of sources that are not in the mix.
-    notes: what is not read. classes: the requested conditions. continued_at: number of sequences taken from the mix
-    that is continued.
-    """
+    """The figures of a mix; tokens are counted as targets."""
 
     sequences: Count
     tokens: Count
     stages: tuple[dict[str, Any], ...]
+    """For each its tokens, the share of each pool, and prefix_bound_tokens, how far any prefix may be from these
+    shares."""
     sources: dict[str, dict[str, Any]]
+    """For each entry the result of `_source_report`."""
     left_out: dict[str, Count]
+    """Tokens of sources that are not in the mix."""
     notes: tuple[str, ...]
+    """What is not read."""
     classes: dict[str, str]
+    """The requested conditions."""
     continued_at: Count | None = None
+    """Number of sequences taken from the mix that is continued."""
 
 
 def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
@@ -118,13 +118,13 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     entries = (*old.sources, *(_packed(manifest, old, folder, entry) if packs else entry for entry in new))
     mix = replace(
         old,
-        sources=tuple(replace(one, learn=learn_of(manifest, one.held_in, learn)) for one in entries),
+        sources=tuple(replace(entry, learn=learn_of(manifest, entry.held_in, learn)) for entry in entries),
         stages=tuple(replace(stage, quotas=(*stage.quotas, *[0] * len(new))) for stage in old.stages),
     )
     wish = weighed(request.table, _pooled(mix))
     for stage in wish.all_stages:
         for name in sorted({name for name, weight in stage.weights.items() if weight} - mix.pools.keys()):
-            classes = ", ".join(dict.fromkeys(one.pool for one in mix.sources if one.held_in == name))
+            classes = ", ".join(dict.fromkeys(entry.pool for entry in mix.sources if entry.held_in == name))
             raise UsageError(
                 f"{name} has a weight but no documents outside of its classes ({classes}), which have all of them: "
                 "give the weight to these"
@@ -197,7 +197,7 @@ def _new_entries(
     for source in manifest.sources:
         divided, begin = wanted.get(source, {}), _begin(manifest, source, old)
         tokens = sum(shard.tokens for shard in behind(manifest.of(source, old.split), begin))
-        pools = {one.pool for one in old.sources if one.held_in == source}
+        pools = {entry.pool for entry in old.sources if entry.held_in == source}
         if pools and (divided or tokens) and divided.keys() != pools - {source}:
             raise UsageError(
                 f"the previous mix divides {source} into {', '.join(sorted(pools - {source})) or 'no classes'}, and a "
@@ -232,7 +232,7 @@ def _named(entry: MixSource, old: Mix) -> MixSource:
 
 def _begin(manifest: Manifest, source: str, old: Mix) -> int:
     """Return how many tokens of a source the previous mix already covered."""
-    dates = {one.manifest or manifest.fingerprint for one in old.sources if one.held_in == source}
+    dates = {entry.manifest or manifest.fingerprint for entry in old.sources if entry.held_in == source}
     covered = [shards_of(date, source, old.split, manifest) for date in dates]
     return max((sum(shard.tokens for shard in shards) for shards in covered), default=0)
 
@@ -244,7 +244,7 @@ def _classes(manifest: Manifest, table: MixTable, old: Mix) -> dict[str, dict[st
     wanted: dict[str, dict[str, str]] = {}
     for name, text in table.classes.items():
         source, condition = parse_class(name, text)
-        taken = {one.pool for one in old.sources if one.held_in != source}.union(manifest.sources)
+        taken = {entry.pool for entry in old.sources if entry.held_in != source}.union(manifest.sources)
         if source not in manifest.sources or name in taken:
             raise UsageError(
                 f"class {name}: it must have a name of its own, and {source} must be a source; the sources are "
@@ -270,7 +270,7 @@ def _report(
     manifest: Manifest, request: MixRequest, wish: MixTable, mix: Mix, notes: Sequence[str], folder: Path
 ) -> MixReport:
     given = mix.order().given
-    each = [one.predicted(mix.seq_len) for one in mix.sources]  # targets of a sequence
+    each = [entry.predicted(mix.seq_len) for entry in mix.sources]  # targets of a sequence
     stages: list[dict[str, Any]] = []
     for stage, counts in zip(mix.stages, given.tolist(), strict=True):
         tokens = {name: sum(counts[n] * each[n] for n in numbers) for name, numbers in mix.pools.items()}
@@ -287,8 +287,8 @@ def _report(
         tokens=sum(stage["tokens"] for stage in stages),
         stages=tuple(stages),
         sources={
-            one.name: _source_report(manifest, mix, one, count, folder)
-            for one, count in zip(mix.sources, given.sum(axis=0).tolist(), strict=True)
+            entry.name: _source_report(manifest, mix, entry, count, folder)
+            for entry, count in zip(mix.sources, given.sum(axis=0).tolist(), strict=True)
         },
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
@@ -343,15 +343,15 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
             f"{what}: {stage['tokens']:,} tokens: {shares} (never more than {bound:,} tokens off at any prefix)",
             result=True,
         )
-    for name, one in report.sources.items():
-        if one["padding_tokens"] or one["cut_documents"]:
+    for name, source in report.sources.items():
+        if source["padding_tokens"] or source["cut_documents"]:
             console.notice(
-                f"{name} is packed: {one['documents']:,} documents, {one['cut_documents']:,} longer ones split, "
-                f"{one['padding_tokens']:,} tokens of padding per epoch; its share is exact at the end of each epoch"
+                f"{name} is packed: {source['documents']:,} documents, {source['cut_documents']:,} longer ones split, "
+                f"{source['padding_tokens']:,} tokens of padding per epoch; its share is exact at the end of each epoch"
             )
-        if one["learn"]:
+        if source["learn"]:
             console.notice(
-                f"in {name} the loss covers {', '.join(one['learn'])}: {one['learned_share']:.1%} of its tokens"
+                f"in {name} the loss covers {', '.join(source['learn'])}: {source['learned_share']:.1%} of its tokens"
             )
     if at := report.continued_at:
         console.notice(
@@ -363,8 +363,8 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
         console.notice(sentence)
     if sources:
         rows = [
-            (name, f"{one['sequences']:,}", f"{one['tokens']:,}", f"{one['epochs']:,.4f}")
-            for name, one in report.sources.items()
+            (name, f"{source['sequences']:,}", f"{source['tokens']:,}", f"{source['epochs']:,.4f}")
+            for name, source in report.sources.items()
         ]
         titles = ("source", "sequences", "tokens", "epochs")
         console.show(table(f"{report.tokens:,} tokens", titles, rows), result=True)

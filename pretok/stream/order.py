@@ -39,14 +39,14 @@ FEW = 8
 
 
 class _Due(NamedTuple):
-    """The sources that are due in n units of time, sorted by unit and due time.
-
-    row: (all,) the unit. source: (all,) the source. first: (n,) where the sources of each unit begin.
-    """
+    """The sources that are due in n units of time, sorted by unit and due time."""
 
     row: Ints
+    """(all,) the unit."""
     source: Ints
+    """(all,) the source."""
     first: Ints
+    """(n,) where the sources of each unit begin."""
 
 
 class Schedule:
@@ -282,7 +282,7 @@ class Order:
     def _keys_of(self, entry: Ints, epoch: Ints) -> UInt64s:
         """Return (n, ROUNDS) round keys."""
         return self._of_epochs(
-            entry, epoch, lambda one, number: round_keys(self.seed, self.names[one], number)
+            entry, epoch, lambda entry, epoch: round_keys(self.seed, self.names[entry], epoch)
         )
 
     def _of_epochs(self, entry: Ints, epoch: Ints, value: Callable[[int, int], Any]) -> npt.NDArray[Any]:

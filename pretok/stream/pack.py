@@ -45,21 +45,25 @@ class _Noted(Record, frozen=True):
 
 
 class Packing(Record, frozen=True, kw_only=True):
-    """The record in a packed tape.
-
-    shards: their number. indexes: see `shards_key`. documents, tokens: those packed. bins: sequences. cut: documents
-    longer than a sequence. targets: targets with loss in all bins. squares: sum over bins of their squared targets.
-    """
+    """The record in a packed tape."""
 
     shards: Count
+    """Their number."""
     indexes: Digest
+    """See `shards_key`."""
     seq_len: Count
     documents: Count
+    """Those packed."""
     tokens: Count
+    """Of the packed documents."""
     bins: Count
+    """Sequences."""
     cut: Count
+    """Documents longer than a sequence."""
     targets: Count
+    """Targets with loss in all bins."""
     squares: Count
+    """Sum over bins of their squared targets."""
 
 
 def pack(
@@ -79,6 +83,7 @@ def pack(
         # The folder of side files is shared by all mixes next to it: only one job at a time may write there.
         with hold(folder, "mix"), writing(folder, FULL):
             digest = _write_packing(folder, shards, seq_len, members)
+            # After the tape: a kill in between leaves a tape that is made again, never a note of one that is not there.
             write_json(noted, {"digest": digest})
     file = SideTape(folder, digest, shards)
     return digest, read_record(Packing, file.about, file.path)
@@ -144,6 +149,7 @@ def _write_packing(folder: Path, shards: Sequence[Shard], seq_len: int, members:
 
 def _windows(parts: Iterable[Ints], window: int) -> Iterator[npt.NDArray[np.int64]]:
     """Yield (2, n): the same documents, `window` at a time."""
+    # What a shard leaves of a window is packed with the first documents of the next: where shards end changes nothing.
     rest = np.empty((2, 0), np.int64)
     for part in parts:
         rest = np.concatenate([rest, part], axis=1)

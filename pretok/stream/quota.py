@@ -82,13 +82,14 @@ def divide(quota: int, sizes: Sequence[int], spent: Sequence[int]) -> list[int]:
 
     They give the rest of an epoch that not all have ended, then whole epochs.
     """
+    # Whole epochs that every entry has given; who has given more waits until the others have, too.
     level = min((done // size for size, done in zip(sizes, spent, strict=True) if size), default=0)
     left = [max((level + 1) * size - done, 0) for size, done in zip(sizes, spent, strict=True)]
     if quota <= sum(left):
-        return largest_remainder(quota, [Fraction(one, sum(left) or 1) for one in left])
+        return largest_remainder(quota, [Fraction(room, sum(left) or 1) for room in left])
     epochs, rest = divmod(quota - sum(left), sum(sizes))
     last = largest_remainder(rest, [Fraction(size, sum(sizes)) for size in sizes])
-    return [one + epochs * size + part for one, size, part in zip(left, sizes, last, strict=True)]
+    return [room + epochs * size + part for room, size, part in zip(left, sizes, last, strict=True)]
 
 
 def pooled(name: str, entries: Sequence[MixSource], seq_len: int) -> MixSource:

@@ -21,12 +21,7 @@ CONFIG = "config.json"
 
 
 class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
-    """From step `step` on (from 0, with `tokens` done), each step reads `global_batch` positions, from `position` on.
-
-    stream: fingerprint of the order. shards, mix: their paths; mix is None if every sequence is read once, in the order
-    of `seed`. order: the content of the mix file. removals: how many removals the shards had seen when the segment
-    began; documents removed later were still read.
-    """
+    """From step `step` on, with `tokens` done, each step reads `global_batch` positions, from `position` on."""
 
     step: Count
     tokens: Count
@@ -35,10 +30,15 @@ class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     seq_len: Count
     seed: Signed
     stream: Digest
+    """Fingerprint of the order."""
     shards: str
+    """Their path."""
     mix: str | None = None
+    """Its path; None if every sequence is read once, in the order of `seed`."""
     order: dict[str, object]
+    """The content of the mix file."""
     removals: Count = 0
+    """How many removals the shards had seen when the segment began; documents removed later were still read."""
 
     def position_after(self, step: int) -> int:
         """Return how many positions of the stream are read after `step` steps."""
@@ -55,9 +55,10 @@ class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_u
 
 
 class Resolved(Record, frozen=True, forbid_unknown_fields=False):
-    """The needed fields of `resolved` in config.json, the settings as `train` resolved them. model: its sizes."""
+    """The needed fields of `resolved` in config.json, the settings as `train` resolved them."""
 
     model: dict[str, object]
+    """Its sizes."""
     steps: Count
 
 

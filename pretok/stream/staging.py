@@ -44,6 +44,7 @@ def stage(work: Path, fast: Path, node: int, nodes: int) -> tuple[int, int, int]
     size = copied = 0
     for path in (mine := files[node::nodes]):
         to, state = fast / path.relative_to(work), path.stat()
+        # Whole seconds: some file systems keep no finer time.
         if to.exists() and (to.stat().st_size, int(to.stat().st_mtime)) == (
             state.st_size,
             int(state.st_mtime),
@@ -56,6 +57,7 @@ def stage(work: Path, fast: Path, node: int, nodes: int) -> tuple[int, int, int]
             if path in manifest.roots and file.root != manifest.roots[path]:
                 raise IntegrityError(f"{path} is damaged: run pretok verify {manifest.folder}")
             file.seal()
+        # Last. A kill before it leaves a whole file with a newer time, which is copied again.
         os.utime(to, ns=(state.st_atime_ns, state.st_mtime_ns))
         size, copied = size + state.st_size, copied + 1
     return size, copied, len(mine) - copied

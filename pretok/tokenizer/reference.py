@@ -84,6 +84,7 @@ class ReferenceEngine:
 
         Raises Unencodable with those that it cannot encode.
         """
+        # All texts are tried, so that the error names every document that must become a reject, not only the first.
         parts, failed = [], dict[int, str]()
         for document, text in enumerate(texts.to_pylist()):
             try:

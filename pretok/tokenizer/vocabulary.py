@@ -173,6 +173,7 @@ def tokenizer_data(
     A merge whose result is a token already adds no entry, as in `tokenizers`. Raises UsageError if merges spell a
     special token: text could then become one.
     """
+    # Special tokens first: their ids do not depend on how large the vocabulary becomes.
     vocab: dict[str, int] = {token: i for i, token in enumerate(special_tokens)}
     if spelled := vocab.keys() & {to_characters(left + right) for left, right in merges}:
         raise UsageError(

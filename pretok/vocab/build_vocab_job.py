@@ -241,6 +241,7 @@ def train_vocabularies(
         write_json(folder / STARTED_FILE, {})
         return {vocab.size: write_extended(folder, old, merges)}, tally
     merges = train_merges(buffer, vocab_size=vocab.size, special_tokens=len(special), report=progress)
+    # From here on what is in the folder is ours: after a kill the same command may overwrite it (`_refuse_others`).
     write_json(folder / STARTED_FILE, {})
     vocabularies = {}
     for size in (vocab.size, *vocab.other_sizes):

@@ -212,7 +212,9 @@ def test_a_lock_that_goes_while_it_is_looked_at_is_free(dead, monkeypatch):
     assert not path.exists()
 
 
-def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, monkeypatch, caplog):
+def test_the_error_that_ended_a_job_is_raised_although_its_lock_cannot_be_removed(
+    tmp_path, monkeypatch, caplog
+):
     def stale(path):
         raise OSError(errno.ESTALE, "Stale file handle")
 

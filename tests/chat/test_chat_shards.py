@@ -134,7 +134,7 @@ def test_shards_go_on_after_a_kill(make: Make, monkeypatch: pytest.MonkeyPatch) 
     assert contents(make(out="again").folder) == contents(undisturbed.folder)
 
 
-def test_commands_show_and_tell_what_is_learned(
+def test_commands_show_which_kinds_are_learned(
     tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards, mix = str(make().folder), str(tmp_path / "mix.json")

@@ -35,7 +35,7 @@ def of(log: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
     return [line for line in log if line["event"] == event]
 
 
-def test_a_log_tells_the_whole_job(tmp_path, command, capsys):
+def test_a_log_holds_the_whole_job(tmp_path, command, capsys):
     assert run_command(command) == 0
     [log] = read_logs(tmp_path / "work")
     start, end = log[0], log[-1]
@@ -100,7 +100,7 @@ def test_verify_keeps_a_log_where_there_are_logs_and_nowhere_else(tmp_path, voca
     assert not (work / "logs").exists()
 
 
-def test_warnings_of_libraries_are_told_and_kept(tmp_path, capsys):
+def test_warnings_of_libraries_are_shown_and_kept(tmp_path, capsys):
     console = Terminal()
     console.keep_log(tmp_path / "logs", "count")
     record = logging.makeLogRecord({"msg": "trying again: %s", "args": ("[it]",), "levelno": logging.WARNING})

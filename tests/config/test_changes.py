@@ -34,7 +34,7 @@ def otherwise(path: Path, at: int) -> None:
         (lambda path: path.write_bytes(Path("a.jsonl").read_bytes() + b"\n"), False),
     ],
 )
-def test_copies_are_told(
+def test_files_that_may_be_copies_are_a_notice(
     make: Callable[[Path], object], says: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By size, beginning and end: in one list, in an append and in another source."""
@@ -54,7 +54,7 @@ def test_copies_are_told(
         ] * says
 
 
-def test_one_file_in_two_sources_is_told_and_twice_in_one_is_refused(
+def test_one_file_in_two_sources_is_a_notice_and_twice_in_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

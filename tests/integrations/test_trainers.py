@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from handed import Handed, train_hashes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import EOD, ROOT, make_shards, needs
@@ -33,7 +34,6 @@ from pretok.shards.manifest import load_manifest
 from pretok.stream import View
 from pretok.stream.continued import beginning
 from pretok.stream.mix_job import run_mix
-from tests.handed import Handed, train_hashes
 from tests.mixing import request as wish
 
 torch: Any = needs("torch")
@@ -274,7 +274,7 @@ def test_any_attempts_read_what_an_uninterrupted_run_reads(
     ("sequences", "start", "read"),
     [(None, 0, 240), (48, 0, 48), (48, 32, 16), (50, 0, 48), (50, 7, 40), (48, 48, 0), (0, 0, 0)],
 )
-def test_it_ends_where_it_is_told_to(
+def test_a_loader_ends_after_the_sequences_that_were_asked_for(
     view: View, workers: int, sequences: int | None, start: int, read: int
 ) -> None:
     """Two ranks of four sequences each, also from a state: a loop over it needs no `break`."""

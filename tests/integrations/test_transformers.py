@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handed import Handed, train_hashes
 from support import make_shards, needs
 
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.stream import View
-from tests.handed import Handed, train_hashes
 
 torch: Any = needs("torch")
 transformers: Any = needs("transformers")

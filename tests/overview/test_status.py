@@ -42,7 +42,7 @@ def write_log(work: Path, command: str, *events: dict[str, Any], torn: str = "")
     log.write_text("".join(json.dumps(always | event) + "\n" for event in events) + torn)
 
 
-def test_shards_are_told_as_far_as_they_are(
+def test_status_says_how_far_the_shards_are(
     tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: Patch
 ) -> None:
     """Two sources of several partitions; the end of a file of `en` is damaged."""
@@ -161,7 +161,7 @@ RECIPE = 'out = "work"\n[sources.it]\ninputs = ["sample:it"]\n[mix]\nseq_len = 1
 
 @pytest.mark.usefixtures("few_buckets")
 @pytest.mark.parametrize("step", ["run_tokenize", "run_verify"])
-def test_a_recipe_that_was_killed_is_told_as_it_was_typed(
+def test_the_next_command_of_a_killed_recipe_is_the_one_that_was_typed(
     step: str, tmp_path: Path, vocab_dir: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -198,7 +198,7 @@ PROGRESS = {"event": "progress", "title": "count", "message": "count 6/20 40% 4 
         ([PROGRESS, {"event": "end", "exit_code": 0}], ""),
     ],
 )
-def test_a_step_in_work_is_told_as_its_log_tells_it(
+def test_status_shows_the_progress_of_a_running_step_from_its_log(
     tmp_path: Path, events: list[dict[str, Any]], detail: str
 ) -> None:
     begun = [{"event": "start"}, {"event": "step", "title": "count"}]
@@ -210,7 +210,7 @@ def test_a_step_in_work_is_told_as_its_log_tells_it(
     assert detail in words.detail
 
 
-def test_a_run_is_told_by_its_files(tmp_path: Path) -> None:
+def test_the_state_of_a_run_follows_from_its_files(tmp_path: Path) -> None:
     write_json(
         tmp_path / "config.json", {"model": "debug", "resolved": {"model": {"seq_len": 8}, "steps": 400}}
     )

@@ -429,7 +429,7 @@ for pattern in sys.argv[1:]:
 """
 
 
-def test_a_user_without_permission_is_told_the_name():
+def test_a_file_without_permission_is_named():
     data = Path(tempfile.mkdtemp(dir="/tmp"))  # every folder above pytest's own is closed to others
     try:
         data.chmod(0o755)

@@ -92,7 +92,7 @@ def test_automatic_shard_size(size, expected):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "gzip", "parquet", "dataset"])
-def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, kind: str) -> None:
+def test_an_absent_field_is_refused_with_the_fields_that_are_there(tmp_path: Path, kind: str) -> None:
     path, lines = tmp_path / "a", f"{json.dumps(RECORD)}\n".encode() * 3
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist([RECORD] * 3), path)

@@ -142,12 +142,14 @@ def test_what_is_dropped_while_it_is_read_moves_no_kept_value(
 def test_bytes_do_not_depend_on_how_rows_came_and_are_few(tmp_path: Path) -> None:
     random, count = np.random.default_rng(1), 2 * WINDOW + 100
     rows = ledger_rows(
-        pa.array(["in.jsonl"] * count),
-        np.full(count, 7),
-        np.cumsum(random.integers(1, 3, count)),
-        random.integers(1, 5000, count).astype(np.int32),
-        random.integers(1, 20_000, count),
-        random.integers(0, 2**63, (count, 2)).astype(np.uint64),
+        {
+            "file": pa.array(["in.jsonl"] * count),
+            "start": np.full(count, 7),
+            "record": np.cumsum(random.integers(1, 3, count)),
+            "tokens": random.integers(1, 5000, count).astype(np.int32),
+            "bytes": random.integers(1, 20_000, count),
+            "hash": random.integers(0, 2**63, (count, 2)).astype(np.uint64),
+        }
     )
     written = set()
     for step in (997, WINDOW, WINDOW + 1, count):

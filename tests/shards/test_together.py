@@ -19,7 +19,7 @@ from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
 
-def test_shards_ledgers_and_rejects_do_not_tell_what_was_handled_together(
+def test_shards_ledgers_and_rejects_do_not_depend_on_what_was_handled_together(
     tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small files of none, one and several documents, with rejects; some hold much more text than was planned."""

@@ -49,7 +49,8 @@ def test_a_mask_is_the_same_however_it_is_asked_for(
 ) -> None:
     """By position, in batches of any order, by the loader of `train`, and as labels out of another process."""
     needs("torch")
-    from pretok.integrations.pytorch import IGNORE, Loader
+    from pretok.base.tokens import IGNORE
+    from pretok.integrations.pytorch import Loader
 
     view = pretok.stream.open(shards, seq_len=31, learn=learn, **where)
     masks = view.batch(range(len(view)), loss=True)[1]

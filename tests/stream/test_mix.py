@@ -121,7 +121,7 @@ def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
         assert abs(count - Fraction(9, 10) * n) * 4096 <= bound
 
 
-def test_a_weight_too_small_for_a_sequence_is_told() -> None:
+def test_a_weight_too_small_for_a_sequence_is_a_note() -> None:
     wish = request("100:it=0.999,en=0.001", "100:it=1", seq_len=10)
     _, report = plan_mix(manifest_of({"en": 1_000, "it": 1_000}), wish)
     assert report.sources["en"]["sequences"] == 0

@@ -390,7 +390,7 @@ def test_what_passes_is_tried_again(
 
 
 @pytest.mark.parametrize("fault", [503, 403, "cut"])
-def test_what_stays_is_told_with_the_object_and_without_secrets(
+def test_a_lasting_error_names_the_object_without_secrets(
     fault: int | str,
     server: Server,
     tmp_path: Path,

@@ -35,7 +35,7 @@ def test_positions_are_exact_at_the_largest_sizes(quotas: list[int], data: st.Da
     assert [schedule.locate_one(position) for position in positions] == pairs
 
 
-def test_due_times_that_nearly_meet_are_told_apart() -> None:
+def test_due_times_that_nearly_meet_are_kept_apart() -> None:
     """Due times of two sources differ by 2^-37 to 2^-32 of a position here, about the least possible."""
     quotas = [2**38 - 45, 2**38 + 7, 2**38]  # due times of only two sources meet at whole times alone
     for distance in (*range(-60, 0, 2), *range(2, 62, 2)):  # (2 k1 + 1) q2 - (2 k2 + 1) q1

@@ -82,7 +82,7 @@ def test_a_tape_is_the_concatenation_of_its_runs(
 
 
 @pytest.mark.parametrize("place", [0, 17, 5000, -1, -200, None])
-def test_what_was_harmed_is_told(tmp_path: Path, place: int | None) -> None:
+def test_a_damaged_side_file_is_named(tmp_path: Path, place: int | None) -> None:
     address = np.arange(0, 90_000, 9)
     name = write(tmp_path, address, np.full(len(address), 5), 999)
     path = path_of(tmp_path, name)

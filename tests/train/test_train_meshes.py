@@ -211,11 +211,11 @@ def _watch() -> None:
 
     def look(run: Any) -> None:
         seen.clear()
-        for block in (module for module in run.trainee.model.modules() if isinstance(module, Block)):
+        for block in (module for module in run.state.model.modules() if isinstance(module, Block)):
             block.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
 
     around(loop, "_loop", look, lambda _, run: print("to step", run.steps, "blocks saw", sorted(seen)))
-    around(loop, "_loop", lambda run: print("to step", run.steps, "offloaded", _offloaded(run.trainee.model)))
+    around(loop, "_loop", lambda run: print("to step", run.steps, "offloaded", _offloaded(run.state.model)))
     compiled = partial(torch.compile, dynamic=False, backend="aot_eager")
     loss._compiled = cache(lambda function: compiled(function))
     original = torch.nn.Module.compile

@@ -20,12 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretok.base.records import replace
+from pretok.base.tokens import IGNORE
 from tests import train_support
 from train.config import TrainConfig
 from train.data import documents_of
 from train.model import attention, transformer
 from train.model.attention import Spans, attend, block_mask, by_document, mask_of, takes_spans
-from train.model.loss import IGNORE, linear_cross_entropy
+from train.model.loss import linear_cross_entropy
 from train.model.sizes import ModelConfig
 from train.model.transformer import Block, Decoder, initial_tensor, rotary_table
 from train.parallel import parallelize

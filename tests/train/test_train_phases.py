@@ -90,9 +90,9 @@ def test_length_batch_and_positions_change_and_moments_stay(trial: Trial) -> Non
     long = trial.mix((10, 12), name="long.json", seq_len=2 * LENGTH, seed=5)
     seen: list[tuple[float, float]] = []
 
-    def look(trainee: Any, *_: Any) -> None:
-        moments = trainee.optimizer.state[trainee.parameters[0]]
-        seen.append((trainee.model.config.rope_theta, moments["step"].item()))
+    def look(state: Any, *_: Any) -> None:
+        moments = state.optimizer.state[state.parameters[0]]
+        seen.append((state.model.config.rope_theta, moments["step"].item()))
 
     trial.around(loop, "train_step", look)
     phase = {"at": 3 * STEP, "mix": long, "rope_theta": 1e6, "global_batch": 4}

@@ -43,7 +43,7 @@ def test_emissions_are_those_of_the_published_table(
     assert tonnes(mwh, None, carbon) is tonnes(None, pue, carbon) is tonnes(mwh, pue, None) is None
 
 
-def test_plan_tells_energy_and_the_rule_of_thumb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_energy_and_the_rule_of_thumb(capsys: pytest.CaptureFixture[str]) -> None:
     common = (
         "plan --model italia-9b --nodes 2 --devices-per-node 4 --peak 300 --mfu 0.5 --memory 900 --tokens 1B"
     )

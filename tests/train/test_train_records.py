@@ -189,7 +189,7 @@ def test_a_save_that_hangs_ends_the_run(trial: Trial) -> None:
     released.set()
 
 
-def test_what_cannot_be_deleted_is_told_and_ends_nothing(trial: Trial) -> None:
+def test_a_checkpoint_that_cannot_be_deleted_is_a_warning_and_ends_nothing(trial: Trial) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 

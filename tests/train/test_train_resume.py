@@ -59,8 +59,8 @@ def signal_itself(
     """A rank sends itself the signal before it begins `step`, or a later one; a kill waits for a checkpoint."""
     done: list[int] = []
 
-    def before(trainee: Any, _: Any, at: int, *rest: Any) -> None:
-        checkpoints = Path(trainee.config.out, "checkpoints")
+    def before(state: Any, _: Any, at: int, *rest: Any) -> None:
+        checkpoints = Path(state.config.out, "checkpoints")
         ready = number != signal.SIGKILL or any(checkpoints.glob("step-*"))
         if at >= step and ready and not done and torch.distributed.get_rank() == rank:
             done.append(at)
@@ -171,7 +171,7 @@ def test_a_validation_that_a_stop_left_out_is_made_up_for(
     done: list[int] = []
     changes: dict[str, Any] = {"val_every": 10, "keep_best": 1, "save_every": save_every}
     with trial.patch.context() as patch:
-        stopping = lambda trainee, *_: (  # noqa: E731
+        stopping = lambda state, *_: (  # noqa: E731
             len(done) == steps and os.kill(os.getpid(), signal.SIGTERM)
         )
         around(loop, "train_step", lambda *_: done.append(0), put=patch.setattr)
@@ -254,7 +254,7 @@ def test_saves_by_the_clock(trial: Trial) -> None:
     assert saved(run) == ["0003", "0006", "0008"]
 
 
-def test_a_second_run_is_refused_on_all_ranks_and_told_of_the_first(trial: Trial) -> None:
+def test_a_second_run_is_refused_on_all_ranks_by_the_name_of_the_first(trial: Trial) -> None:
     with lock.hold(trial.run, "train"):
         second = Ranks([(2, flags(trial.config()))], trial.folder)
         assert second.wait() == [75, 75]

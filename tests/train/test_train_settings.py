@@ -393,7 +393,7 @@ def test_plan_counts_the_fullest_stage_of_a_pipeline() -> None:
     assert len({memory.activations - passes * received for passes, memory in deep.items()}) == 1
 
 
-def test_plan_tells_bytes_by_the_names_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_bytes_by_the_names_that_others_use(capsys: pytest.CaptureFixture[str]) -> None:
     common = "plan --model italia-9b --nodes 2 --devices-per-node 4 --micro-batch 1 --precision bf16"
 
     def plan(*more: str) -> Any:

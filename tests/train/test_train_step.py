@@ -19,6 +19,7 @@ import pretok.stream
 from pretok.base.errors import PretokError
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
+from pretok.base.tokens import IGNORE
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning
 from pretok.stream.mix_file import load_mix
@@ -29,7 +30,6 @@ from train import loop, step
 from train import optimizer as optim
 from train.config import TrainConfig
 from train.evaluate import validation_sources
-from train.model.loss import IGNORE
 from train.model.sizes import model_config
 from train.model.transformer import Decoder
 from train.optimizer import WINDOW, Guard, learning_rate

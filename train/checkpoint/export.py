@@ -129,7 +129,7 @@ def _write_model(folder: Path, kinds: dict[str, Tensor], tensor: Callable[[str],
     """Write tensors, one at a time, into files of at most FILE_BYTES, with the index that transformers reads."""
     files: list[dict[str, Tensor]] = [{}]
     for name, kind in kinds.items():
-        if files[-1] and sum(one.nbytes for one in files[-1].values()) + kind.nbytes > FILE_BYTES:
+        if files[-1] and sum(tensor.nbytes for tensor in files[-1].values()) + kind.nbytes > FILE_BYTES:
             files.append({})
         files[-1][name] = kind
     if len(files) == 1:
@@ -165,8 +165,8 @@ def mean_weights(
         total = torch.empty(kinds[name].shape)
         restore({f"model.{name}": total}, readers[0])
         for reader in readers[1:]:
-            restore({f"model.{name}": (one := torch.empty_like(total))}, reader)
-            total += one
+            restore({f"model.{name}": (weights := torch.empty_like(total))}, reader)
+            total += weights
         return total.div_(len(readers))
 
     return kinds, value
@@ -212,8 +212,10 @@ def exported_tensors(
         limits = [kept, *shapes[name][1:]] if by_entry else shapes[name]
         part = part or [slice(0, count) for count in shape]
         # The folder may have fewer rows than this model (no padding, the old vocabulary): read those that exist.
-        there = tuple(slice(min(one.start, n), min(one.stop, n)) for one, n in zip(part, limits, strict=True))
-        piece = torch.zeros([one.stop - one.start for one in part], device=device)
+        there = tuple(
+            slice(min(axis.start, n), min(axis.stop, n)) for axis, n in zip(part, limits, strict=True)
+        )
+        piece = torch.zeros([axis.stop - axis.start for axis in part], device=device)
         with reading(path, SafetensorError):
             stored = opened(path).get_slice(outside)
             if stored.get_shape() != shapes[name]:
@@ -239,12 +241,13 @@ def exported_tensors(
 
 
 class _Index(Record, frozen=True, forbid_unknown_fields=False):
-    """The needed part of the index of a model in several files. weight_map: tensor -> its file.
+    """The needed part of the index of a model in several files.
 
     Only the names of the files are used: like transformers, the reader asks each file for its tensors.
     """
 
     weight_map: dict[str, File]
+    """Tensor -> its file."""
 
 
 def _tensor_places(folder: Path, wanted: set[str], theirs: ModelConfig) -> dict[str, str]:
@@ -320,10 +323,10 @@ def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Return what a model needs beside its weights, file name -> content: tokenizer.json, those of BESIDE, and
-    generation_config.json with all tokens that end a text or a turn.
+    """Return what a model needs beside its weights, file name -> content.
 
-    The chat template is that of the conversations that the run read, and the only one. The other files come from the
+    These are tokenizer.json, those of BESIDE, and generation_config.json with all tokens that end a text or a turn. The
+    chat template is that of the conversations that the run read, and the only one. The other files come from the
     first folder that has any: beside the tokenizer, WORK/vocab, or the --init-from model, if these have the same
     tokenizer. A missing tokenizer_config.json is made.
 

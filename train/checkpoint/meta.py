@@ -50,36 +50,38 @@ class FileRecord(Record, frozen=True):
 
 
 class RunState(Record, frozen=True):
-    """Where a run is.
-
-    step: steps done. position: sequences of the stream read. data_hash: of all sequences read. best: the lowest
-    validation losses. tokens: tokens done. phase: `at` of the current phase, as in the settings. schedule: tokens that
-    were done when the learning rate schedule began. unit: tokens per step in which the schedule counts; 0 before it
-    began.
-    """
+    """Where a run is."""
 
     step: Count = 0
+    """Steps done."""
     position: Count = 0
+    """Sequences of the stream read."""
     data_hash: str = ""
+    """Of all sequences read."""
     best: tuple[float, ...] = ()
+    """The lowest validation losses."""
     tokens: Count = 0
+    """Tokens done."""
     phase: Count = 0
+    """`at` of the current phase, as in the settings."""
     schedule: Count = 0
+    """Tokens that were done when the learning rate schedule began."""
     unit: Count = 0
+    """Tokens per step in which the schedule counts; 0 before it began."""
 
 
 class Identity(Record, frozen=True):
-    """The identity of a run: model, batch, seed and data.
-
-    stream: fingerprint of the mix. manifest: fingerprint of the shards. mix: the content of the mix file.
-    """
+    """The identity of a run: model, batch, seed and data."""
 
     model: ModelConfig
     global_batch: Count
     seed: Signed
     stream: Digest
+    """Fingerprint of the mix."""
     manifest: Digest
+    """Fingerprint of the shards."""
     mix: dict[str, Any]
+    """The content of the mix file."""
 
     @property
     def step_tokens(self) -> int:
@@ -95,22 +97,23 @@ class TokenizerOrigin(Record, frozen=True):
 
 
 class Meta(Record, frozen=True, omit_defaults=True):
-    """Everything in meta.json except its seal.
-
-    step: as in the folder's name. config: the settings. files: by name. eod_id, bos_id: ids of the tokens that end and
-    begin every document; bos_id is None if there is none.
-    """
+    """Everything in meta.json except its seal."""
 
     step: Count
+    """As in the folder's name."""
     progress: RunState
     val_loss: float | None
     identity: Identity
     config: dict[str, Any]
+    """The settings."""
     eod_id: Count
+    """Of the token that ends every document."""
     tokenizer: TokenizerOrigin
     provenance: dict[str, Any]
     files: dict[File, FileRecord] = msgspec.field(default_factory=dict)
+    """By name."""
     bos_id: Count | None = None
+    """Of the token that begins every document; None if there is none."""
 
 
 def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:

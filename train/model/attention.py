@@ -84,12 +84,12 @@ def by_document(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _longest: int, wi
     for first, end in pairwise(ends.tolist()):
         if first == end:
             continue
-        one = [x[first:end].transpose(0, 1)[None] for x in (q, k, v)]
+        queries, keys, values = (x[first:end].transpose(0, 1)[None] for x in (q, k, v))
         mask = None
         if 0 < window < end - first:
             mask = torch.ones((end - first, end - first), dtype=torch.bool, device=q.device)
             mask = mask.tril() & ~mask.tril(-window)
-        out.append(_dense(one[0], one[1], one[2], mask)[0].transpose(0, 1))
+        out.append(_dense(queries, keys, values, mask)[0].transpose(0, 1))
     return torch.cat(out)
 
 

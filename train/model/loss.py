@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-IGNORE = -100
-"""A target without loss, as in torch's cross_entropy."""
+from pretok.base.tokens import IGNORE, padded_targets
 
 
 def targets_of(tokens: Tensor, eod_id: int, learned: Tensor | None = None) -> Tensor:
@@ -28,8 +27,7 @@ def targets_of(tokens: Tensor, eod_id: int, learned: Tensor | None = None) -> Te
     A target is IGNORE if it is an EOD that follows an EOD, which is padding (`pretok.stream`, rule of the stream), and
     where `learned`, (n, L) bool, is False.
     """
-    ends = tokens == eod_id
-    ignored = ends[:, :-1] & ends[:, 1:]
+    ignored = padded_targets(tokens, eod_id)
     return tokens[:, 1:].long().masked_fill(ignored if learned is None else ignored | ~learned, IGNORE)
 
 

@@ -56,12 +56,13 @@ torch's own FlashAttention is version 2, which does not use the new instructions
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device of one rank. peak: in FLOP/s, None if unknown."""
+    """The device of one rank."""
 
     device: torch.device
     name: str
     backend: str
     peak: float | None
+    """In FLOP/s, None if unknown."""
     peak_source: str
 
     @property

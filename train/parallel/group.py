@@ -94,10 +94,10 @@ def connect(device: Device, timeout: int, report: Callable[[str], None]) -> None
     seconds = []
     for group in _world.pg_map:  # in the order in which they were made, which is the same on all ranks
         began = time.monotonic()
-        one = torch.ones(1, device=device.device)
-        dist.all_reduce(one, group=group)
-        if one.item() != group.size():  # waits for the device
-            raise PretokError(f"a sum over the {group.size()} ranks of {group.group_desc} is {one.item()}")
+        total = torch.ones(1, device=device.device)
+        dist.all_reduce(total, group=group)
+        if total.item() != group.size():  # waits for the device
+            raise PretokError(f"a sum over the {group.size()} ranks of {group.group_desc} is {total.item()}")
         seconds.append(f"{group.group_desc} {time.monotonic() - began:.2f} s")
     if dist.get_world_size() > 1:
         report(f"communicators: {', '.join(seconds)}")
@@ -155,7 +155,7 @@ class EndedElsewhere(PretokError):
 
 
 def cause(store: Store, error: Exception, rank: int) -> Exception:
-    """Return the error to raise: this one, after telling the other ranks, or the one that ended another rank first.
+    """Return the error to raise: this one, once other ranks know it, or the one that ended another rank first.
 
     An error that a user can fix is always its own cause.
     """

@@ -100,6 +100,8 @@ def run_annotate(request: AnnotateRequest, console: Console) -> Annotations:
     ):
         taken = _check_request(request, manifest, shards)
         inputs = _list_rows(request, console)
+        # Rows are joined by what ledgers say, and the result is sealed: a changed ledger must not get a seal of its
+        # own.
         for shard in shards:
             manifest.check(shard.ledger_path)
         threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // MEMORY))

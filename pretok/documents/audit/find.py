@@ -52,10 +52,17 @@ def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Pl
     return [by_manifest[manifest.fingerprint] for manifest in manifests]
 
 
-def search_text(manifest: Manifest, source: str | None, split: str | None, wanted: str) -> Place | None:
-    """Return the first document whose text contains `wanted`; None if there is none. All shards are decoded up to it.
+def numbered(source: str, split: str | None, number: str) -> Place:
+    """Return the place of a document by its number in a source, in text. Raises UsageError for another text."""
+    if not number.isdecimal():
+        raise UsageError(f"--doc {number}: with --source give a number from 0; for a name leave out --source")
+    return source, split or "train", int(number)
 
-    Raises UsageError for an unknown source or split, IntegrityError.
+
+def search_text(manifest: Manifest, source: str | None, split: str | None, wanted: str) -> Place:
+    """Return the first document whose text contains `wanted`. All shards are decoded up to it.
+
+    Raises UsageError if there is none, and for an unknown source or split; IntegrityError.
     """
     shards = chosen_shards(manifest, source, split)
     decoder = load_decoder(manifest)
@@ -64,7 +71,7 @@ def search_text(manifest: Manifest, source: str | None, split: str | None, wante
             rows = pc.indices_nonzero(pc.match_substring(texts, wanted))
             if len(rows):
                 return shard.source, shard.split, before + first + rows[0].as_py()
-    return None
+    raise UsageError(f"no document contains {wanted!r}")
 
 
 def random_places(

@@ -21,12 +21,16 @@ import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.base.records import Count, Record, read_record, replace
 from pretok.base.storage import read_json
+from pretok.documents.audit.find import find_in
 from pretok.documents.audit.inspection import find_shard
 from pretok.shards.document_table import chosen_shards, documents_at
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.audit import entries_of, of_class, pieces, positions
 from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
+
+MOST = 100
+"""Most documents that are traced if several have the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +227,27 @@ def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
                 "removed": removed,
             }
     return [replace(reading, **origins[reading.source, reading.document]) for reading in readings]
+
+
+def read_of_name(segments: Sequence[Traced], name: str) -> list[tuple[Traced, Reading]]:
+    """Return the readings of at most MOST documents of a name, each with its segment. Raises UsageError."""
+    named = find_in([traced.manifest for traced in segments], name, MOST)
+    return [
+        (traced, reading)
+        for traced, places in zip(segments, named, strict=True)
+        for place in places
+        for reading in readings(traced, *place)
+    ]
+
+
+def read_there(segments: Sequence[Traced], position: int | None, step: int) -> list[tuple[Traced, Reading]]:
+    """Return what a position reads, or a step if there is none, each with its segment. Raises UsageError."""
+    if position is not None:
+        places = [(traced, position) for traced in reading_at(segments, position)]
+    else:
+        segment, positions = positions_of_step(segments, step)
+        places = [(segment, at) for at in positions]
+    return [(traced, reading) for traced, at in places for reading in passages(traced, at)]
 
 
 def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:

@@ -47,6 +47,7 @@ def certify_step(run: Path, step: int, shards: Path | None, out: Path) -> Checke
             for at in positions
         ),
     )
+    # Entry 0 is that of the folder, which says what the numbers of the others mean.
     leaves, hashes, shown = [], [], [0]
     for number, ranges in sorted(certificate.ranges(view.dtype.itemsize).items()):
         shard = manifest.shards[number - 1]
@@ -60,4 +61,5 @@ def certify_step(run: Path, step: int, shards: Path | None, out: Path) -> Checke
     hashes += prove(shown, len(every), lambda first, end: fold(every[first:end]))
     entries = tuple((number, manifest.entries[number].decode()) for number in shown)
     write_certificate(out, replace(certificate, entries=entries), b"".join(leaves), b"".join(hashes))
+    # Read back from the disk and checked as somebody else would: what is returned is what holds.
     return check_certificate(out, manifest.root, step)

@@ -194,6 +194,8 @@ def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: M
     begins = order.cuts(which, epochs) + numbers * mix.seq_len
     for sequence, source, begin in zip(sequences, which.tolist(), begins.tolist(), strict=True):
         entry, at = mix.sources[source], 0
+        # Without a side file the place of a sequence is arithmetic. With one, only its digest is in the mix, and what
+        # the tape holds there cannot be shown.
         is_cut = entry.tape is None
         for number, first, tokens in sequence.pieces:
             shard = shards[number]
@@ -211,6 +213,7 @@ def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: M
                     f"position {sequence.position} has other tokens of {shard.source} than the mix says"
                 )
             at += tokens
+        # A packed sequence ends with padding, which is of no shard and is not shown.
         if not (1 if entry.packed else mix.seq_len + 1) <= at <= mix.seq_len + 1:
             raise IntegrityError(
                 f"position {sequence.position} has {at} tokens, a sequence has {mix.seq_len + 1}"

@@ -44,7 +44,7 @@ def domains_csv(figures: Sums) -> str:
     The last one, without a name, has the documents without an address. Raises UsageError if no source keeps an address,
     or if the library is not installed.
     """
-    if not figures.tells("read", "domain"):
+    if not figures.has_column("read", "domain"):
         raise UsageError(NO_ADDRESS)
     _name_hosts(figures, registrable_domains())
     sums = ", ".join(f"sum({name})::BIGINT" for name in AMOUNTS)
@@ -157,7 +157,7 @@ def count_reserved(
     """
     for split in SPLITS:
         figures.add(split, read_shards(manifest, split))
-    if not figures.tells("train", "domain"):
+    if not figures.has_column("train", "domain"):
         raise UsageError(NO_ADDRESS)
     _name_hosts(figures, reservation_of(register))
     rows = [

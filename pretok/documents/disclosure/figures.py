@@ -93,7 +93,7 @@ class Sums:
         for source in extent.sources:
             self._add(of, extent, source)
 
-    def tells(self, of: str, kind: str, source: str | None = None) -> bool:
+    def has_column(self, of: str, kind: str, source: str | None = None) -> bool:
         """Return whether a source, or any source, has a column for a kind."""
         return any(kind in self.columns[name] for name in self.sources[of] if source in (None, name))
 

@@ -230,15 +230,19 @@ def _coverage(view: View, entry: MixSource, low: int, high: int) -> Iterator[Cov
     number, size = number_of(view, entry.name), entry.sequences
     by_cut: dict[int, Coverage] = {}
     runs_between, stride = partial(runs, view, entry.name), int(view.tapes.strides[number])
+    # Only a first and a last epoch can be read in part; for all others a count is enough.
     for epoch in range(low // size, (high - 1) // size + 1) if low < high else ():
         start, end = max(low, epoch * size), min(high, (epoch + 1) * size)
         cut = view.order.cut(number, epoch)
-        one = by_cut.get(cut) or Coverage(cut, stride, 0, np.broadcast_to(np.uint16(0), size), runs_between)
+        coverage = by_cut.get(cut) or Coverage(
+            cut, stride, 0, np.broadcast_to(np.uint16(0), size), runs_between
+        )
+        # `part` stays one zero that is shown n times (`broadcast_to`), unless an epoch is read in part.
         if end - start == size:
-            by_cut[cut] = replace(one, whole=one.whole + 1)
+            by_cut[cut] = replace(coverage, whole=coverage.whole + 1)
             continue
-        part = one.part.copy()
+        part = coverage.part.copy()
         for at in range(start, end, BLOCK):
             part[drawn(view, entry.name, at, min(at + BLOCK, end))] += 1
-        by_cut[cut] = replace(one, part=part)
+        by_cut[cut] = replace(coverage, part=part)
     yield from by_cut.values()

@@ -42,9 +42,9 @@ def spdx_document(summary: Section) -> str:
         graph.append({"type": kind, "spdxId": f"{base}#{anchor}", "creationInfo": "_:creation", **known})
         return f"{base}#{anchor}"
 
-    def relate(kind: str, anchor: str, one: str, others: Sequence[str]) -> None:
+    def relate(kind: str, anchor: str, origin: str, others: Sequence[str]) -> None:
         if others:
-            add("Relationship", anchor, relationshipType=kind, to=others, **{"from": one})
+            add("Relationship", anchor, relationshipType=kind, to=others, **{"from": origin})
 
     add("Tool", "pretok", name=f"pretok {PRETOK_VERSION}")
     maker = add("Organization", "maker", name=provider or "not stated")
@@ -54,8 +54,10 @@ def spdx_document(summary: Section) -> str:
     graph[-1] |= {"originatedBy": [maker], "software_packageVersion": about["shards"]}
     licences: dict[str, str] = {}
     for source in summary["sources"]["sources"]:
-        one = add("dataset_DatasetPackage", f"source-{source['name']}", **_package(source, source["name"]))
-        relate("contains", f"contains-{source['name']}", data, [one])
+        package = add(
+            "dataset_DatasetPackage", f"source-{source['name']}", **_package(source, source["name"])
+        )
+        relate("contains", f"contains-{source['name']}", data, [package])
         listed = source["licences"]["listed"] if source["licences"] else []
         values = [row["value"] for row in listed if row["value"] is not None]
         for value in values:
@@ -64,7 +66,9 @@ def spdx_document(summary: Section) -> str:
                 licences[value] = add(
                     "simplelicensing_SimpleLicensingText", f"licence-{len(licences)}", **texts
                 )
-        relate("hasDeclaredLicense", f"licences-{source['name']}", one, [licences[value] for value in values])
+        relate(
+            "hasDeclaredLicense", f"licences-{source['name']}", package, [licences[value] for value in values]
+        )
     elements = [element["spdxId"] for element in graph[1:]]
     add("SpdxDocument", "document", rootElement=[data], element=elements)
     graph[-1]["profileConformance"] = ["core", "software", "dataset", "simpleLicensing"]

@@ -178,13 +178,13 @@ def _source(
 
 def _values(figures: Sums, kind: str, source: str | None, most: int | None = None) -> Section | None:
     """Return the sums by value; None without a column."""
-    return figures.by_value("read", kind, source, most) if figures.tells("read", kind, source) else None
+    return figures.by_value("read", kind, source, most) if figures.has_column("read", kind, source) else None
 
 
 def _by_columns(figures: Sums, source: str | None) -> Section:
     """Return the sums by column of a source, or of all sources."""
     parts: Section = {part: _values(figures, kind, source) for part, kind in VALUES.items()}
-    dated, copied = (figures.tells("read", kind, source) for kind in ("date", "duplicate"))
+    dated, copied = (figures.has_column("read", kind, source) for kind in ("date", "duplicate"))
     parts["dates"] = figures.dates("read", source) if dated else None
     parts["duplicates"] = figures.amount("read", "duplicate", source, "value NOT NULL") if copied else None
     return parts

@@ -29,6 +29,7 @@ def megatron_blend(shards: Path, mix: Path | None, stage: int | None) -> dict[st
         if tokens := wanted.get(shard.source):
             train = manifest.sources[shard.source].train.tokens
             share = Fraction(tokens, train) if shard.split == "train" else Fraction(1)
+            # `repr` writes as many digits as give the same float again.
             blended[shard.split] += [repr(float(shard.tokens * share)), str(shard.prefix)]
     return {"train": blended["train"] or None, "valid": blended["val"] or None, "test": None}
 
@@ -56,6 +57,7 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
             f"{mix} weighs classes ({', '.join(classes)}), but this format holds whole sources: write the mix as "
             "shards in its order (pretok mix --materialize) and export those, or read it in Python (docs/trainers.md)"
         )
+    # What a stage predicts is the difference of two prefixes: a stage that is left early gives less than its quotas.
     tokens: dict[str, Fraction] = {}
     first, last = (plan.predicted_by(sum(plan.lengths[:n])) for n in ((stage or 1) - 1, stage or 1))
     for source, before, after in zip(plan.sources, first, last, strict=True):

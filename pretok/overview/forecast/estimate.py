@@ -43,22 +43,27 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class SourceForecast:
-    """The expected contents of a source. files, stored: the number of its inputs and their bytes; bytes: of text;
-    rejected: records by reason; reject_share: of records, lost_share: without those that a setting rejects; rate:
-    bytes of text that one core parses and encodes per second; shards: their number, with `shard_bytes` bytes of tokens
-    each."""
+    """The expected contents of a source."""
 
     files: int
+    """The number of its inputs."""
     stored: int
+    """Their bytes on disk."""
     documents: Interval
     bytes: Interval
+    """Of text."""
     tokens: Interval
     reject_share: float
+    """Of the records."""
     lost_share: float
+    """The same without those that a setting rejects."""
     rejected: dict[str, float]
+    """Records by reason."""
     rate: float
+    """Bytes of text that one core parses and encodes per second."""
     shard_bytes: int
     shards: int
+    """Their number, with `shard_bytes` bytes of tokens each."""
 
 
 def forecast_source(
@@ -103,9 +108,11 @@ def forecast_source(
 
 
 def _share(measured: Sequence[Measured], count: Callable[[Measured], float], every: bool) -> float:
-    """Estimate `count` as a share of the records of a source: the mean of the shares of its files, by the records that
-    their bytes have. If not every file was sampled, by their bytes: a small file stands for many others, which must not
-    be taken to have as many records to the byte."""
+    """Estimate `count` as a share of the records of a source.
+
+    It is the mean of the shares of its files, by the records that their bytes have. If not every file was sampled, by
+    their bytes: a small file stands for many others, which must not be taken to have as many records to the byte.
+    """
     files: dict[str, list[float]] = {}
     for part in measured:
         weight = part.records if every else part.bytes + part.refused
@@ -127,8 +134,10 @@ def _is_all(part: Measured) -> bool:
 def _total(
     measured: Sequence[Measured], count: Callable[[Measured], float], exact: Callable[[Measured], bool]
 ) -> Interval:
-    """Estimate the total of `count` over a source. exact: whether the count of a window has no error. Windows that
-    could not be read count as none."""
+    """Estimate the total of `count` over a source.
+
+    exact: whether the count of a window has no error. Windows that could not be read count as none.
+    """
     known = float(sum(count(part) for part in measured if exact(part)))
     parts = [part.window.amount / part.window.units * count(part) for part in measured if not exact(part)]
     value = known + sum(parts)
@@ -143,13 +152,15 @@ def _total(
 
 @dataclass(frozen=True, slots=True)
 class MixForecast:
-    """The expected contents of a mix. tokens: of the mix; epochs: of each source; problem: why the mix is not possible,
-    or ""; sure: whether the answer is the same at both ends of all intervals."""
+    """The expected contents of a mix."""
 
     tokens: int
     epochs: dict[str, float]
+    """Of each source."""
     problem: str
+    """Why the mix is not possible, or ""."""
     sure: bool
+    """Whether the answer is the same at both ends of all intervals."""
 
 
 def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: float) -> MixForecast:
@@ -159,9 +170,10 @@ def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: fl
     """
     named = {name for stage in mix.all_stages for name in (stage.weights or sources)}
     mixed = {name: source for name, source in sorted(sources.items()) if name in named}
-    tokens, epochs, problem = _try(mix, mixed, train, lambda one: one.value)
-    ends = [_try(mix, mixed, train, end) for end in (lambda one: one.low, lambda one: min(one.high, ENDLESS))]
-    return MixForecast(tokens, epochs, problem, all(bool(end[2]) == bool(problem) for end in ends))
+    tokens, epochs, problem = _try(mix, mixed, train, lambda estimate: estimate.value)
+    low = _try(mix, mixed, train, lambda estimate: estimate.low)
+    high = _try(mix, mixed, train, lambda estimate: min(estimate.high, ENDLESS))
+    return MixForecast(tokens, epochs, problem, bool(low[2]) == bool(high[2]) == bool(problem))
 
 
 def _try(

@@ -146,9 +146,9 @@ def _lost(sample: MeasuredSource) -> str:
         if part.lost:
             lost[part.window.path] += part.lost
             first.setdefault(part.window.path, part.defect)
-    told = [first[path] for path, _ in lost.most_common()]
+    places = [first[path] for path, _ in lost.most_common()]
     sampled = plural(sum(part.records for part in sample.windows), "sampled record")
-    return f"of {sampled}, {lost.total():,} cannot be read ({listed(told, WORST, '; ')})" if lost else ""
+    return f"of {sampled}, {lost.total():,} cannot be read ({listed(places, WORST, '; ')})" if lost else ""
 
 
 def tables(forecast: Forecast) -> list[Table]:

@@ -34,21 +34,24 @@ from pretok.tokenizer.reference import Unencodable
 
 @dataclass(slots=True)
 class Measured:
-    """The contents of a window. tokens: of the first `encoded` bytes of its text, ends of documents included; refused:
-    bytes of rejected records; defect: the first record that was lost, and why; parsing, encoding: seconds that `bytes`
-    and `encoded` bytes took."""
+    """The contents of a window."""
 
     window: Window
     documents: int = 0
     bytes: int = 0
     encoded: int = 0
     tokens: int = 0
+    """Of the first `encoded` bytes of its text, ends of documents included."""
     rejected: Counter[str] = field(default_factory=Counter)
     refused: int = 0
+    """Bytes of rejected records."""
     defect: str = ""
+    """The first record that was lost, and why."""
     remarks: Counter[str] = field(default_factory=Counter)
     parsing: float = 0.0
+    """Seconds that `bytes` took."""
     encoding: float = 0.0
+    """Seconds that `encoded` bytes took."""
 
     @property
     def records(self) -> int:
@@ -63,18 +66,21 @@ class Measured:
 
 @dataclass(slots=True)
 class MeasuredSource:
-    """The contents of all windows of a source. errors: path -> why the file, or a window of it, could not be read."""
+    """The contents of all windows of a source."""
 
     windows: list[Measured] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
+    """Path -> why the file, or a window of it, could not be read."""
 
     @property
     def rate(self) -> float:
-        """Bytes of text parsed and encoded per second, without decompression, in the second half of the windows: by
-        then the encoder's word cache is warm."""
+        """Bytes of text parsed and encoded per second, without decompression.
+
+        Only the second half of the windows counts: by then the encoder's word cache is warm.
+        """
         late = self.windows[len(self.windows) // 2 :]
-        parsing = sum(one.parsing for one in late) / max(1, sum(one.bytes for one in late))
-        encoding = sum(one.encoding for one in late) / max(1, sum(one.encoded for one in late))
+        parsing = sum(window.parsing for window in late) / max(1, sum(window.bytes for window in late))
+        encoding = sum(window.encoding for window in late) / max(1, sum(window.encoded for window in late))
         return 1 / max(parsing + encoding, 1e-12)
 
 

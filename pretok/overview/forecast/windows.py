@@ -1,10 +1,9 @@
-"""The inputs of a source -> windows: small pieces, spread evenly over all bytes, each of which stands for an equal
-part.
+"""The inputs of a source -> windows: small pieces at equal distances, each of which stands for an equal part.
 
-Input: the probed inputs of a source. Output: `Window`s. Each of at most POINTS files gets points by its size, at
-least one, and stands for itself. Of more files, POINTS points lie at equal distances along all of them, the first at a
-seeded place (systematic sampling with probability proportional to size), and only some small files get one. At each
-point a window of whole records begins.
+Input: the probed inputs of a source. Output: `Window`s. Each of at most POINTS files gets points by its size, at least
+one, and stands for itself. Of more files, POINTS points lie at equal distances along all of them, the first at a seeded
+place (systematic sampling with probability proportional to size), and only some small files get one. At each point a
+window of whole records begins.
 
 A compressed file cannot be entered in the middle. Its first PREFIX bytes are unpacked once, and its points are spread
 over these. A window of a Parquet file is a row group, one of a saved dataset a range of rows.
@@ -40,15 +39,18 @@ ROWS = 200
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece to read. amount: how much of the file it stands for, in bytes of records (unpacked), bytes of a Parquet
-    column (from the footer), or rows of a saved dataset; units: how much it holds itself; text: how many bytes of its
-    text are encoded; path: of the input, as the piece may be of its unpacked beginning."""
+    """A piece to read."""
 
     piece: Piece
     units: float
+    """How much it holds itself."""
     amount: float
+    """How much of the file it stands for: bytes of records (unpacked) or of a Parquet column (from the footer), or rows
+    of a saved dataset."""
     text: int = WINDOW
+    """How many bytes of its text are encoded."""
     path: str = ""
+    """Of the input: the piece may be of its unpacked beginning."""
 
 
 def windows(probes: Sequence[Probe], seed: str, errors: dict[str, str]) -> Iterator[Window]:
@@ -71,6 +73,8 @@ def windows(probes: Sequence[Probe], seed: str, errors: dict[str, str]) -> Itera
         chosen = Counter(min(file, len(probes) - 1) for file in files)
     for number, points in chosen.items():
         probe = probes[number]
+        # One random start for all windows of a file, which then lie at equal distances: less spread than places drawn
+        # one by one, and the same at every call.
         start = random.Random(f"{seed}/{number}").random() / points
         places = [start + place / points for place in range(points)]
         try:
@@ -81,8 +85,10 @@ def windows(probes: Sequence[Probe], seed: str, errors: dict[str, str]) -> Itera
 
 
 def _weight(probe: Probe) -> float:
-    """Return the size of an input, in a unit that all inputs of its source have: the bytes of the column in Parquet,
-    rows in a saved dataset, else bytes on disk."""
+    """Return the size of an input, in a unit that all inputs of its source have.
+
+    It is the bytes of the column in Parquet, rows in a saved dataset, else bytes on disk.
+    """
     return float(sum(probe.parts) or probe.file.size)
 
 
@@ -130,8 +136,10 @@ def _of_plain(file: InputFile, places: Sequence[float], amount: float) -> Iterat
 
 
 def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
-    """Return (the first PREFIX bytes of a compressed file as a file of whole records, how many packed bytes they
-    were)."""
+    """Unpack the first PREFIX bytes of a compressed file as a file of whole records.
+
+    Returns (that file, how many packed bytes its records were).
+    """
     packed = size = 0
 
     def blocks() -> Iterator[bytes]:

@@ -34,8 +34,11 @@ def recognise(head: bytes, _tail: bytes) -> bool:
 
 @contextmanager
 def _opened(path: str, small: bytes | None = None) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
-    """(schema, record batches) of an Arrow file or stream. A local file is memory-mapped, so only the header of a
-    skipped batch is read. small: all its bytes, if they have been read."""
+    """Yield (schema, record batches) of an Arrow file or stream.
+
+    A local file is memory-mapped, so only the header of a skipped batch is read. small: all its bytes, if they have
+    been read.
+    """
     remote = small is None and is_remote(path)
     with open_input(path, READ_SIZE) if remote else _mapped(path, small) as stream:
         beginning = stream.read(len(_FILE))
@@ -150,7 +153,7 @@ def read(
 
 
 def _rows(small: bytes | None, piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
-    """Some rows at a time: a record batch may have any size, so it is split by its bytes."""
+    """Yield some rows at a time: a record batch may have any size, so it is split by its bytes."""
     with _opened(piece.file.path, small) as (schema, batches):
         chosen = choose(schema)
         for batch in islice(batches, piece.start or 0, piece.stop):

@@ -75,8 +75,10 @@ def _same_key(
 
 @njit(types.int64(BYTES, types.int64), inline=True)
 def _key_end(block: Pointer, value: int) -> int:
-    """Position of the closing quote of the key whose value starts at `value`: only space and a colon are between
-    them."""
+    """Return the position of the closing quote of the key whose value starts at `value`.
+
+    Only space and a colon are between them.
+    """
     at = value - 1
     while block[at] != char.COLON:
         at -= 1
@@ -100,8 +102,10 @@ line goes to `out`, the places of its fields to `spans`."""
 
 @njit(types.UniTuple(_AT, 2)(BYTES, _AT, _AT, _FIELDS, _AT, _SCRATCH))
 def _descend(block: Pointer, at: int, end: int, fields: Any, field: int, scratch: Any) -> tuple[int, int]:
-    """Where the value of a field begins and ends inside the value of its first key, which is at `at` in a valid line;
-    (-1, -1) if there is none."""
+    """Find the value of a field inside the value of its first key, which is at `at` in a valid line.
+
+    Returns where it begins and ends; (-1, -1) if there is none.
+    """
     _, names, keys, paths = fields
     closers, unescaped, _ = scratch
     stop = end
@@ -130,8 +134,9 @@ def _descend(block: Pointer, at: int, end: int, fields: Any, field: int, scratch
 
 @njit(types.UniTuple(_AT, 3)(BYTES, _AT, _AT, _PARSER, _AT, _AT), inline=True)
 def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) -> tuple[int, int, int]:
-    """Walk the object whose brace is at `at`: (position after it or -1, end of the text in `out`, 1 if the text escapes
-    a lone surrogate).
+    """Walk the object whose brace is at `at`.
+
+    Returns (position after it or -1, end of the text in `out`, 1 if the text escapes a lone surrogate).
 
     Writes to spans[row:] where the value of each field begins and ends, -1 for none. A text that is a string is
     unescaped to out[start:].
@@ -192,7 +197,7 @@ def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) 
 
 @njit(types.UniTuple(_AT, 2)(BYTES, _AT, _AT, _PARSER, _AT, _AT), inline=True)
 def _parse_line(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) -> tuple[int, int]:
-    """(status, end of the text in `out`) of the line block[at:end], which should be one object."""
+    """Return (status, end of the text in `out`) of the line block[at:end], which should be one object."""
     fields, scratch, longest, raw, out, spans = parser
     at = skip_space(block, at, end)
     if at == end:
@@ -225,7 +230,7 @@ def _parse_line(block: Pointer, at: int, end: int, parser: Any, start: int, row:
 
 @njit(types.int64(BYTES, types.int64, types.int64))
 def _line_end(block: Pointer, at: int, end: int) -> int:
-    """Position of the next line feed, or `end`."""
+    """Return the position of the next line feed, or `end`."""
     while at + 8 <= end:
         mask = newlines(load64(block, at))
         if mask != 0:
@@ -239,7 +244,7 @@ def _line_end(block: Pointer, at: int, end: int) -> int:
 
 @njit(types.int64(U8))
 def _count_lines(block: Bytes) -> int:
-    """The number of lines of the block, or one more."""
+    """Return the number of lines of the block, or one more."""
     count = 1
     for byte in block:
         count += byte == char.LINE_FEED
@@ -388,7 +393,7 @@ def parse_lines(
 
 @lru_cache
 def _paths(fields: tuple[str, ...]) -> tuple[Bytes, Ints, Ints]:
-    """(names, keys, paths) of _FIELDS. Cached, as making them takes as long as parsing a small file."""
+    """Return (names, keys, paths) of _FIELDS. Cached, as making them takes as long as parsing a small file."""
     dotted = [field.encode() + b"." for field in fields]
     names = np.frombuffer(b"".join(dotted), np.uint8).copy()
     keys = np.concatenate([[0], np.flatnonzero(names == ord(".")) + 1])
@@ -396,7 +401,7 @@ def _paths(fields: tuple[str, ...]) -> tuple[Bytes, Ints, Ints]:
 
 
 def _column(block: Bytes, spans: Ints, kind: str) -> KeptValues:
-    """A kept column. spans: (texts, 2), where its values begin and end."""
+    """Return a kept column. spans: (texts, 2), where its values begin and end."""
     begins, ends = spans.T.copy()
     # A value that is missing has -1 for both and adds nothing.
     out = np.empty(int((ends - begins).sum()), np.uint8)

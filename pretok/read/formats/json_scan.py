@@ -55,7 +55,7 @@ def skip_space(block: Pointer, at: int, end: int) -> int:
 
 @njit(_SKIP)
 def _code_unit(block: Pointer, at: int, end: int) -> int:
-    """The value of the four hexadecimal digits at `at`, or -1."""
+    """Return the value of the four hexadecimal digits at `at`, or -1."""
     if at + 4 > end:
         return -1
     value = 0
@@ -69,7 +69,7 @@ def _code_unit(block: Pointer, at: int, end: int) -> int:
 
 @njit(_SKIP)
 def _skip_string(block: Pointer, at: int, end: int) -> int:
-    """Position after the closing quote of the string whose first character is at `at`, or -1."""
+    """Return the position after the closing quote of the string whose first character is at `at`, or -1."""
     while at < end:
         # The last bytes are looked at one by one, so that nothing after the string's line is read.
         if at + 8 <= end:
@@ -121,8 +121,9 @@ def _put_code_point(out: Pointer, size: int, point: int) -> int:
 
 @njit(types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, BYTES, types.int64))
 def copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> tuple[int, int, int]:
-    """Unescape the string at `at` into `out`: (position after it or -1, new size, 1 if it escapes a lone surrogate,
-    which is left out).
+    """Unescape the string at `at` into `out`.
+
+    Returns (position after it or -1, new size, 1 if it escapes a lone surrogate, which is left out).
 
     Text is copied eight bytes at a time, so `out` needs as much room after `size` as `block` has after `at`.
     """
@@ -187,7 +188,7 @@ def copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> t
 
 @njit(types.int64(BYTES, types.int64, types.int64, U8))
 def _skip_word(block: Pointer, at: int, end: int, word: Bytes) -> int:
-    """Position after `word` if it is at `at`, or -1."""
+    """Return the position after `word` if it is at `at`, or -1."""
     if at + len(word) > end:
         return -1
     for i in range(len(word)):
@@ -205,7 +206,7 @@ def _skip_digits(block: Pointer, at: int, end: int) -> int:
 
 @njit(_SKIP)
 def _skip_number(block: Pointer, at: int, end: int) -> int:
-    """Position after the number at `at`, or -1: -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?"""
+    """Return the position after the number at `at`, or -1: -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?"""
     if at < end and block[at] == char.MINUS:
         at += 1
     if at < end and block[at] == char.CAPITAL_I:
@@ -232,7 +233,7 @@ def _skip_number(block: Pointer, at: int, end: int) -> int:
 
 @njit(_SKIP)
 def _skip_scalar(block: Pointer, at: int, end: int) -> int:
-    """Position after the string, number or word at `at`, or -1."""
+    """Return the position after the string, number or word at `at`, or -1."""
     if at >= end:
         return -1
     first = block[at]
@@ -251,7 +252,7 @@ def _skip_scalar(block: Pointer, at: int, end: int) -> int:
 
 @njit(_SKIP)
 def skip_key(block: Pointer, at: int, end: int) -> int:
-    """Position of the value after the key, colon and space at `at`, or -1."""
+    """Return the position of the value after the key, colon and space at `at`, or -1."""
     if at >= end or block[at] != char.QUOTE:
         return -1
     at = _skip_string(block, at + 1, end)
@@ -265,7 +266,10 @@ def skip_key(block: Pointer, at: int, end: int) -> int:
 
 @njit(types.int64(BYTES, types.int64, types.int64, BYTES))
 def skip_value(block: Pointer, at: int, end: int, closers: Pointer) -> int:
-    """Position after any JSON value at `at`, or -1. `closers` is scratch: the bracket each open container awaits."""
+    """Return the position after any JSON value at `at`, or -1.
+
+    `closers` is scratch: the bracket each open container awaits.
+    """
     # A loop and not a recursion: a container costs a byte in `closers` and no frame of the stack.
     depth = 0
     # Each turn begins before a value: the first of a container, or the next after a comma.

@@ -54,7 +54,7 @@ def probe(file: InputFile, sampled: bool) -> Probe:
 
 
 def _first_records(file: InputFile) -> Iterator[Any]:
-    """The first lines that are complete and valid JSON."""
+    """Yield the first lines that are complete and valid JSON."""
     data = b""
     stop = None if file.compression else min(file.size, PROBED_BYTES)
     try:
@@ -74,7 +74,7 @@ def _first_records(file: InputFile) -> Iterator[Any]:
 
 
 def values_of(record: dict[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything in a record that is not an object itself."""
+    """Yield (dotted name, value) of everything in a record that is not an object itself."""
     for key, value in record.items():
         if isinstance(value, dict):
             yield from values_of(value, f"{prefix}{key}.")
@@ -102,7 +102,7 @@ def line_starts(file: InputFile, nominal: list[int]) -> list[int]:
 
 
 def _first_line(stream: IO[bytes], at: int, end: int) -> int | None:
-    """The first start of a line from `at` on and before `end`, None if there is none."""
+    """Return the first start of a line from `at` on and before `end`, None if there is none."""
     for start in range(at - 1, end - 1, LINE_BLOCK):
         stream.seek(start)
         line_feed = stream.read(min(LINE_BLOCK, end - 1 - start)).find(b"\n")
@@ -133,7 +133,10 @@ def _parse(data: memoryview, record: RecordFormat, keep: Keep) -> Records:
 
 
 def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
-    """The details of a rejected line: the error of the json module, the fields that it has instead, or its start."""
+    """Return the details of a rejected line.
+
+    They are the error of the json module, the fields that it has instead, or its start.
+    """
     if status == TOO_LONG:
         return f"more than {record.max_line if len(line) > record.max_line else record.max_document} bytes"
     start = bytes(line[:80]).decode("utf-8", "replace").strip()

@@ -29,8 +29,11 @@ def recognise(head: bytes, tail: bytes) -> bool:
 
 
 def probe(file: InputFile, _sampled: bool) -> Probe:
-    """See `Format`. From the footer. The sizes are those of row groups: reading the size of a column in a damaged
-    footer makes pyarrow abort the process (seen with version 23)."""
+    """See `Format`: from the footer.
+
+    The sizes are those of row groups: reading the size of a column in a damaged footer makes pyarrow abort the process
+    (seen with version 23).
+    """
     with open_parquet(file.path) as stream, pq.ParquetFile(stream) as opened:
         groups = [opened.metadata.row_group(index) for index in range(opened.num_row_groups)]
         fields = schema_fields(opened.schema_arrow)
@@ -50,8 +53,10 @@ def read(
 
 
 def _rows(small: bytes | None, piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
-    """Some rows at a time, of about batch_bytes of text as far as their sizes are known from the rows before, at first
-    from the footer."""
+    """Yield some rows at a time, of about batch_bytes of text.
+
+    Their sizes are known from the rows before, at first from the footer.
+    """
     # Without a buffer, Arrow reads a whole row group before its first row: 400 MB for 850 MB of text. Page checksums
     # are verified if the file has any: 1 ms of a core for 16 MiB of text under zstd.
     options = {"pre_buffer": False, "buffer_size": READ_SIZE, "page_checksum_verification": True}

@@ -101,8 +101,13 @@ class ColumnPlaces:
         self.leaves = list(dict.fromkeys(".".join(path) for path in self._paths if path))
 
     def columns(self, rows: pa.RecordBatch, limit: int) -> Iterator[Columns]:
-        """The texts, with checked offsets, UTF-8 not checked; which of them are none, or None; and the other columns of
-        some rows, of about `limit` bytes at a time: a dictionary of 20 KB can stand for gigabytes."""
+        """Yield the columns of some rows, of about `limit` bytes at a time.
+
+        A dictionary of 20 KB can stand for gigabytes. The columns are the texts, with checked offsets, UTF-8 not
+        checked; which of them are none, or None; and the others.
+        """
+        # Sizes first: how many rows are unpacked at a time follows from what they will take, not from what they take in
+        # the file.
         columns = [_checked(_pick(rows, path)) if path else None for path in self._paths]
         sizes = np.zeros(len(rows), np.int64)
         for column in columns:
@@ -129,8 +134,10 @@ Choose = Callable[[pa.Schema], ColumnPlaces]
 
 
 def _path(schema: pa.Schema, field: str) -> list[str] | None:
-    """The names that lead to a field, through structs or as a column of the whole name; None if there is no such
-    column, or several with the name."""
+    """Return the names that lead to a field, through structs or as a column of the whole name.
+
+    None if there is no such column, or several with the name.
+    """
     for names in (field.split("."), [field]):
         fields = list(schema)
         for name in names:
@@ -144,7 +151,7 @@ def _path(schema: pa.Schema, field: str) -> list[str] | None:
 
 
 def _field(schema: pa.Schema, path: list[str]) -> pa.Field:
-    """The field at a path of names."""
+    """Return the field at a path of names."""
     field = schema.field(path[0])
     for name in path[1:]:
         field = field.type.field(name)
@@ -152,14 +159,16 @@ def _field(schema: pa.Schema, path: list[str]) -> pa.Field:
 
 
 def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
-    """The column at a path of names; null where a struct on the way is null."""
+    """Return the column at a path of names; null where a struct on the way is null."""
     column = rows.column(path[0])
     return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
 def _checked(column: pa.Array) -> pa.Array:
-    """A column with checked offsets and indices; texts, also those of a dictionary, as large_binary, since they may be
-    other bytes than UTF-8."""
+    """Return a column with checked offsets and indices.
+
+    Texts, also those of a dictionary, are large_binary, since they may be other bytes than UTF-8.
+    """
     column = without_runs(column)
     if pa.types.is_dictionary(column.type):
         column.validate()
@@ -173,13 +182,14 @@ def _checked(column: pa.Array) -> pa.Array:
 
 
 def _unpacked(column: pa.Array) -> pa.Array:
-    """A column without a dictionary."""
+    """Return a column without a dictionary."""
     return column.dictionary.take(column.indices) if pa.types.is_dictionary(column.type) else column
 
 
 def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return (rows,) bytes of each value once it is unpacked, texts inside of it too; the mean for other values."""
     if pa.types.is_dictionary(column.type):
+        # A null has no index: it gets -1, which finds the 0 that is appended.
         sizes: npt.NDArray[np.int64] = np.append(_sizes(column.dictionary), 0)
         places: npt.NDArray[np.int64] = np.asarray(column.indices.fill_null(-1), np.int64)
         return sizes[places]
@@ -200,8 +210,10 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _texts(column: pa.Array, lists: bool | None) -> tuple[pa.LargeBinaryArray, pa.BooleanArray | None]:
-    """The texts of a column as large_binary, with `lists` also lists as JSON; which values are neither, None if the
-    type tells that there are none. lists: None for the column as it is."""
+    """Return the texts of a column as large_binary, with `lists` also lists as JSON; and which values are neither.
+
+    The latter is None if the type tells that there are none. lists: None for the column as it is.
+    """
     if lists is None:
         return column, None
     if lists and is_list(column.type):
@@ -237,7 +249,7 @@ def _json(values: Sequence[Any]) -> pa.LargeBinaryArray:
 
 
 def _encoded(value: Any) -> bytes | None:
-    """A value as JSON. What is not UTF-8 stands in place of its value, so that it is rejected."""
+    """Return a value as JSON. What is not UTF-8 stands in place of its value, so that it is rejected."""
     if isinstance(value, UnicodeDecodeError):
         return value.object
     return None if value is None else msgspec.json.encode(value)
@@ -251,8 +263,9 @@ def read_table(
     keep: Keep,
     batch_bytes: int,
 ) -> Iterator[Records]:
-    """The records of a piece of a table. rows: reads some rows at a time, and gives the same at every reading; kind: of
-    the table, for messages.
+    """Yield the records of a piece of a table.
+
+    rows: reads some rows at a time, and gives the same at every reading; kind: of the table, for messages.
 
     The texts of conversations, or of a template's fields, are their JSON.
     """
@@ -267,7 +280,7 @@ def read_table(
 
 
 def fields_read(record: RecordFormat) -> list[str]:
-    """The fields that make a document: of the text, or all of a template."""
+    """Return the fields that make a document: of the text, or all of a template."""
     how = record.conversation
     if isinstance(how, Conversation) and how.fields:
         return list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
@@ -275,8 +288,10 @@ def fields_read(record: RecordFormat) -> list[str]:
 
 
 def documents_of(columns: Columns, record: RecordFormat, keep: Keep) -> Records:
-    """The records of these columns: the first of `fields_read`, which of its values are no text or None, the others,
-    and those of `keep`."""
+    """Return the records of these columns.
+
+    They are the first of `fields_read`, which of its values are no text or None, the others, and those of `keep`.
+    """
     text, wrong, *others = columns
     fields, how = fields_read(record), record.conversation
     if isinstance(how, Conversation) and how.fields:
@@ -285,7 +300,7 @@ def documents_of(columns: Columns, record: RecordFormat, keep: Keep) -> Records:
 
 
 def _objects(columns: Columns, names: Sequence[str]) -> pa.LargeBinaryArray:
-    """The objects of JSON whose fields are columns; without those that are null."""
+    """Return the objects of JSON whose fields are columns; without those that are null."""
     rows = len(columns[0])
     values = [[None] * rows if column is None else values_of(column) for column in columns]
     objects = []
@@ -300,10 +315,11 @@ def _objects(columns: Columns, names: Sequence[str]) -> pa.LargeBinaryArray:
 def _all_rows(
     read: Callable[[], Iterator[Columns]], kind: str, place: str, batch_bytes: int
 ) -> Iterator[Columns]:
-    """The batches of `read`, joined up to `batch_bytes`. After an error that may be temporary, it reads again and skips
-    what was given already.
+    """Yield the batches of `read`, joined up to `batch_bytes`.
 
-    A lack of memory is told with the `place`. Any other exception becomes CorruptInputError after the last rows: the
+    After an error that may be temporary, it reads again and skips what was given already.
+
+    A lack of memory names the `place`. Any other exception becomes CorruptInputError after the last rows: the
     bytes are not what the library expects.
     """
     given, tries = 0, Tries()
@@ -311,6 +327,8 @@ def _all_rows(
     size, damage = 0, None
     while True:
         try:
+            # A reader that failed cannot go on where it was. It begins again, and what was given already is passed
+            # over.
             for columns in islice(read(), given, None):
                 given += 1
                 more = sum(column.nbytes for column in columns if column is not None)
@@ -339,7 +357,7 @@ def _all_rows(
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
-    """All rows of the parts; a single part is not copied."""
+    """Return all rows of the parts; a single part is not copied."""
     if len(parts) == 1:
         return parts[0]
     columns = zip(*parts, strict=True)
@@ -349,9 +367,9 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 def column_records(
     column: pa.Array, others: Columns, keep: Keep, limit: int, wrong: pa.BooleanArray | None = None
 ) -> Records:
-    """The records of a large_binary or large_string array, with other columns of the same rows; nulls are rejects.
+    """Return the records of a large_binary or large_string array, with other columns of the same rows.
 
-    wrong: which values of the file are no texts, if the type of the column does not tell.
+    Nulls are rejects. wrong: which values of the file are no texts, if the type of the column does not tell.
     """
     lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     reasons = [np.asarray(column.is_null()), lengths == 0, lengths > limit]
@@ -363,6 +381,7 @@ def column_records(
         column = column.filter(good)
         others = [None if other is None else other.filter(good) for other in others]
     _, offsets, data = column.buffers()
+    # The same bytes under another type, without a copy. They are checked for UTF-8 when the batch is complete.
     texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
     kept = [
         keep_column(pa.nulls(len(texts), TYPES[column.type]) if other is None else other, column.type)

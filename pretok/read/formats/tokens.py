@@ -50,13 +50,14 @@ _BLOCK = 1 << 14
 
 
 class TokenLayout(NamedTuple):
-    """What is known of a file before it is read. documents: their number, None without an index; the rest is only of an
-    .idx: sequences, and where the lists of the index begin in it."""
+    """What is known of a file before it is read."""
 
     dtype: np.dtype[Any]
     ids: int
     documents: int | None = None
+    """None without an index."""
     sequences: int = 0
+    """Of an .idx, 0 for any other."""
 
 
 def recognise(_head: bytes, _tail: bytes) -> bool:
@@ -96,8 +97,9 @@ def _split(file: InputFile, tokens: TokenFiles, count: int) -> list[tuple[Piece,
 
 
 def _document_start(file: InputFile, tokens: TokenFiles, layout: TokenLayout, at: int) -> int:
-    """The first id from `at` on that begins a document, of a file without an index."""
+    """Return the first id from `at` on that begins a document, of a file without an index."""
     size = layout.dtype.itemsize
+    # From the id before: if that is an EOD, a document begins at `at` itself.
     for block in read_bytes(file.path, "", (at - 1) * size, file.size):
         whole = np.frombuffer(block[: len(block) // size * size], layout.dtype)
         if len(found := np.flatnonzero(whole == tokens.eod)):
@@ -107,7 +109,7 @@ def _document_start(file: InputFile, tokens: TokenFiles, layout: TokenLayout, at
 
 
 def around(probe: Probe, place: float, text: int) -> tuple[Piece, int]:
-    """(a piece of about `text` bytes of text, or of a document, at a place of the file from 0 to 1; its bytes)."""
+    """Return (a piece of about `text` bytes of text, or of a document, at a place of the file, 0 to 1; its bytes)."""
     assert probe.tokens is not None
     layout = layout_of(probe.file, probe.tokens)
     size, wanted = layout.dtype.itemsize, max(1, int(text / TEXT_PER_ID))
@@ -205,7 +207,7 @@ def _list(index: str, layout: TokenLayout, start: int, stop: int) -> Ints:
 
 
 def _ends(file: InputFile, layout: TokenLayout, start: int, stop: int) -> Ints:
-    """Where documents start:stop of a file with an index begin, and the last ends: (stop - start + 1,), in ids.
+    """Return where documents start:stop of a file with an index begin, and the last ends: (stop - start + 1,), in ids.
 
     Raises CorruptInputError for any that are not in order, or outside of the file.
     """
@@ -214,6 +216,7 @@ def _ends(file: InputFile, layout: TokenLayout, start: int, stop: int) -> Ints:
         first = max(0, start - 1)
         found = np.frombuffer(_range(index, 8 * first, 8 * stop), "<u8")
         found = found if start else np.concatenate([[np.uint64(0)], found])
+        # Ends beyond any file: large enough to be refused below, small enough that no difference overflows.
         ends = np.minimum(found, np.uint64(1 << 62)).astype(np.int64)
     else:
         sequences = _list(index, layout, start, stop + 1)
@@ -229,7 +232,7 @@ def _ends(file: InputFile, layout: TokenLayout, start: int, stop: int) -> Ints:
 
 
 def _begins(index: str, layout: TokenLayout, low: int, high: int) -> Ints:
-    """Where sequences low:high begin, and the last ends, in ids: (high - low + 1,)."""
+    """Return where sequences low:high begin, and the last ends, in ids: (high - low + 1,)."""
     size, begins = layout.dtype.itemsize, np.empty(high - low + 1, np.int64)
     for at in range(low, high, _BLOCK):
         until = min(high, at + _BLOCK)
@@ -239,6 +242,8 @@ def _begins(index: str, layout: TokenLayout, low: int, high: int) -> Ints:
         base = INDEX_HEADER.size + 4 * layout.sequences
         pointers = np.frombuffer(_range(index, base + 8 * at, base + 8 * until), "<i8")
         after = pointers + lengths.astype(np.int64) * size
+        # The format allows sequences anywhere in the file. Here a document is one run of ids, so they must follow each
+        # other.
         if (lengths < 0).any() or (pointers % size).any() or (after[:-1] != pointers[1:]).any():
             raise CorruptInputError(f"{index}: sequences {at} to {until - 1} do not follow one another")
         begins[at - low : until - low], begins[until - low] = pointers // size, after[-1] // size
@@ -274,7 +279,7 @@ Found = tuple[npt.NDArray[Any], Ints] | None
 def _by_index(
     piece: Piece, _tokens: TokenFiles, layout: TokenLayout, most: int, limit: int
 ) -> Iterator[Found]:
-    """The documents of a piece of a file with an index, some `most` ids at a time."""
+    """Yield the documents of a piece of a file with an index, some `most` ids at a time."""
     first = piece.start or 0
     last = layout.documents if piece.stop is None else piece.stop
     assert last is not None
@@ -290,6 +295,7 @@ def _by_index(
                 data = _range(piece.file.path, int(ends[at]) * size, int(ends[to]) * size)
                 yield np.frombuffer(data, layout.dtype), ends[at : to + 1] - ends[at]
             at = to
+    # Ids behind the last document would be lost without a word.
     if (
         piece.stop in (None, layout.documents)
         and (end := int(_ends(piece.file, layout, last, last)[0])) != layout.ids
@@ -298,7 +304,7 @@ def _by_index(
 
 
 def _by_eod(piece: Piece, tokens: TokenFiles, layout: TokenLayout, most: int, limit: int) -> Iterator[Found]:
-    """The documents of a piece of a file without an index."""
+    """Yield the documents of a piece of a file without an index."""
     size, rest, skipping = layout.dtype.itemsize, b"", False
     for block in read_bytes(piece.file.path, "", piece.start or 0, piece.stop or piece.file.size):
         data = rest + block
@@ -313,6 +319,7 @@ def _by_eod(piece: Piece, tokens: TokenFiles, layout: TokenLayout, most: int, li
             if not skipping:
                 yield None
             rest, skipping = rest[len(rest) // size * size :], True
+    # The last document of a file may lack its EOD; the record gets a remark.
     if rest and not skipping:
         last = np.frombuffer(rest, layout.dtype)
         yield last, np.array([0, len(last)])
@@ -337,7 +344,7 @@ class TokenDecoder:
     @staticmethod
     @lru_cache(2)
     def of(tokens: TokenFiles) -> TokenDecoder:
-        """The decoder of this process."""
+        """Return the decoder of this process."""
         return TokenDecoder(tokens)
 
     def records(self, ids: npt.NDArray[Any], offsets: Ints, limit: int) -> Records:

@@ -92,8 +92,10 @@ def read(
 
 
 def _records(blocks: Iterator[bytes], limit: int) -> Iterator[tuple[dict[bytes, bytes], bytes | None]]:
-    """(headers, text) of each record of text; None for a text of more than `limit` bytes, which are dropped as they
-    come. Raises CorruptInputError after the last whole record."""
+    """Yield (headers, text) of each record of text; None for a text of more than `limit` bytes, dropped as they come.
+
+    Raises CorruptInputError after the last whole record.
+    """
     data = bytearray()  # its first bytes are removed without a copy of the others
 
     def more() -> bool:

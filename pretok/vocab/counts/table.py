@@ -157,7 +157,7 @@ def _add(data: Any, offsets: Any, first: Any, second: Any, classes: Any, code: A
     lows, highs = np.empty(_AHEAD, np.uint64), np.empty(_AHEAD, np.uint64)
     for d in range(state[_DOCUMENT], len(offsets) - 1):
         i, end = offsets[d], offsets[d + 1]
-        one, other = np.uint64(first[d]), np.uint64(second[d])
+        counted, apart = np.uint64(first[d]), np.uint64(second[d])
         if state[_POSITION] >= 0:
             i = state[_POSITION]
             state[_POSITION] = -1
@@ -179,9 +179,9 @@ def _add(data: Any, offsets: Any, first: Any, second: Any, classes: Any, code: A
             for k in range(n):
                 size = starts[k + 1] - starts[k]
                 slot = _find(lows[k], highs[k], text, starts[k], size, pointers)
-                slots[slot + 2] += one
-                if other:  # of most documents it is 0: not to write it saves 3 % of the time
-                    slots[slot + 3] += other
+                slots[slot + 2] += counted
+                if apart:  # of most documents it is 0: not to write it saves 3 % of the time
+                    slots[slot + 3] += apart
     return True
 
 

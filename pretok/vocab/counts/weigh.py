@@ -113,5 +113,6 @@ def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> Weighe
     rare = seen & (total.others < min_count)
     kept = np.flatnonzero((total.counts > 0) & ~rare)
     dropped = int((total.lengths * total.others)[rare].sum())
+    # A stable sort: words of equal counts stay in the order of their bytes.
     ordered = total.take(kept[np.argsort(total.counts[kept], kind="stable")])
     return ordered, Tally(int(seen.sum()), int(rare.sum()), dropped)

@@ -147,7 +147,6 @@ def test_a_search_decodes_every_shard(work: Path, monkeypatch: pytest.MonkeyPatc
     manifest = load_manifest(work / "shards")
     for n in (0, 33, 99):
         place = find.search_text(manifest, "en", None, f"en documento {n} ")
-        assert place is not None
         assert run_inspect(work / "shards", place[0], place[2], place[1]).position == n + 1
 
 

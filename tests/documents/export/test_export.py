@@ -47,7 +47,7 @@ def ids(source: str) -> list[int]:
     return [token for document in DOCUMENTS[source] for token in (*document, EOD)]
 
 
-def test_files_hold_all_tokens_in_order_and_the_list_tells_the_truth(
+def test_files_hold_all_tokens_in_order_and_the_list_matches_them(
     shards: Path, tmp_path: Path, here: Engine
 ) -> None:
     made = export(shards, tmp_path, here)

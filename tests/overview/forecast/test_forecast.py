@@ -119,7 +119,7 @@ def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):
     assert found == again != other
 
 
-def test_rejects_are_expected_in_their_share_and_too_many_are_told(tmp_path, vocab_dir, monkeypatch):
+def test_rejects_are_expected_in_their_share_and_too_many_are_named(tmp_path, vocab_dir, monkeypatch):
     monkeypatch.setattr(module, "WINDOW", 16 << 10)
     good = [json.dumps({"text": text}) for text in texts(3000, 1, longest=40)]
     bad = [line if number % 10 else "{broken" for number, line in enumerate(good)]

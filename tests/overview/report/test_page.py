@@ -243,7 +243,7 @@ def test_a_mix_in_its_order_has_a_page(tmp_path):
     assert ">learned<" not in text
 
 
-def test_of_conversations_it_is_told_what_is_learned(tmp_path):
+def test_the_page_says_which_kinds_of_a_conversation_are_learned(tmp_path):
     """Beside the tokens of a source, of a stage and of a source in the mix."""
     shards = make_shards(
         tmp_path / "shards", {"chat": [list(range(1, 90))] * 9, "it": [[5, 6, 7]] * 90}, chats={"chat": 0}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from tokenizing import ids_of_library, vocabulary
 
 import pretok
 import pretok.stream
+from pretok.base.errors import IntegrityError
 from pretok.base.storage import read_json
 from pretok.base.tokens import token_dtype
 from pretok.cli import run_command
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import load_manifest
 from pretok.shards.shard_file import index_bytes
-from pretok.stream.loader import PositionSampler
+from pretok.stream.loader import PositionSampler, read_batch
 from pretok.tokenizer.vocabulary import tokenizer_data
 from pretok.vocab.bpe import train_merges
 from pretok.vocab.symbols import BufferWriter
@@ -60,12 +60,19 @@ def lines(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def documents(shards: Path, source: str = "it", eod: int = 0) -> list[list[int]]:
-    """The ids of the documents of a source in order, by numpy and the description of the format alone."""
+def documents(shards: Path, source: str = "it") -> list[list[int]]:
+    """The ids of the documents of a source in order, by numpy and the description of the format alone: its index."""
     found = []
     for path in sorted((shards / source).glob("*.bin")):
-        tokens = np.fromfile(path, "<u2")
-        found += [tokens[a:b].tolist() for a, b in pairwise([0, *(np.flatnonzero(tokens == eod) + 1)])]
+        tokens, index = np.fromfile(path, "<u2"), path.with_suffix(".idx").read_bytes()
+        count = int.from_bytes(index[18:26], "little")
+        lengths, offsets = (
+            np.frombuffer(index, "<i4", count, 34),
+            np.frombuffer(index, "<i8", count, 34 + 4 * count),
+        )
+        found += [
+            tokens[at // 2 : at // 2 + length].tolist() for at, length in zip(offsets, lengths, strict=True)
+        ]
     return found
 
 
@@ -236,7 +243,8 @@ def test_extreme_weights_are_refused_or_can_be_read(
     tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["mix", shards, "--weights", "a=0.999,b=0.001", "--seq-len", 16, "--tokens", "8_000"]
-    assert "a" in said(capsys, 2, *asked, "--out", tmp_path / "m.json", "--max-epochs", 2)
+    refused = said(capsys, 2, *asked, "--out", tmp_path / "m.json", "--max-epochs", 2)
+    assert "more than 2 epochs of some sources: a has 640 (12.81 epochs)" in refused
     said(capsys, 0, *asked, "--out", tmp_path / "m.json", "--max-epochs", 20)
     view = pretok.stream.open(shards, tmp_path / "m.json")
     assert len({view.origin(n) for n in range(len(view))}) == len(view) == 500
@@ -314,7 +322,7 @@ def test_a_source_that_is_not_there_is_refused(
     tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["mix", shards, "--out", tmp_path / "m.json", "--weights", "a=0.5,c=0.5", "--seq-len", 16]
-    assert "c" in said(capsys, 2, *asked, "--tokens", "1_000")
+    assert "has no source or class 'c'" in said(capsys, 2, *asked, "--tokens", "1_000")
     assert not (tmp_path / "m.json").exists()
 
 
@@ -333,6 +341,11 @@ def test_ids_of_no_entry_in_shards_are_named(
     tokens.tofile(path)
     found = said(capsys, 2, "verify", tmp_path / "w", "--workers", 0)
     assert "a token id is not below the vocabulary size 1500" in found
+    view = pretok.stream.open(tmp_path / "w" / "shards", seq_len=16)
+    with pytest.raises(
+        IntegrityError, match="holds the id 60000, but the largest id of the vocabulary is 1499"
+    ):
+        read_batch(view, range(len(view)), np.int64)
 
 
 def page() -> str:

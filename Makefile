@@ -8,7 +8,7 @@ lint:
 test:
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 coverage:
-	$(PYTHON) -m pytest -n 2 --dist loadfile --cov=pretok --cov=train --cov-report=term:skip-covered
+	$(PYTHON) -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 docs:
 	$(PYTHON) docs/site.py
 bench:

@@ -470,16 +470,16 @@ def test_what_becomes_of_many_in_one_file(
 
 def check(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """Tokenize what a row has; its exit code, documents, rejects and message are those of the row. The rejects."""
-    code, told = tokenize(row, vocab, capsys)
-    assert code == row.code, told
+    code, printed = tokenize(row, vocab, capsys)
+    assert code == row.code, printed
     if code == 2:
-        assert row.says in told
+        assert row.says in printed
         assert not Path("work/shards").exists()
         return []
     name = row.file + "/data-00000-of-00001.arrow" * Path(row.file).is_dir()
     if row.damages:
-        assert row.says in told
-        assert f"it-00000: {name}: " in told
+        assert row.says in printed
+        assert f"it-00000: {name}: " in printed
         assert not has_manifest(Path("work/shards"))
         ((done, planned),) = unfinished(Path("work/shards")).values()
         assert planned - done == 1
@@ -490,7 +490,7 @@ def check(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> list[dic
     assert [(r["file"], r["position"], r["reason"]) for r in rejects] == [
         (name, line, reason) for line, reason in (row.rejects or {}).items()
     ]
-    assert row.says in told or row.says in "\n".join(reject["detail"] for reject in rejects)
+    assert row.says in printed or row.says in "\n".join(reject["detail"] for reject in rejects)
     return rejects
 
 

@@ -430,11 +430,11 @@ def reading_json(kind: str, path: Path, value: Any) -> str:
     for _ in range(3):
         if kind in SEALS and isinstance(value, dict):
             value = SEALS[kind](value)
-        told = reading(kind, path, json.dumps(value).encode())
-        if not (stated := STATED.search(told)) or not isinstance(value, dict):
+        message = reading(kind, path, json.dumps(value).encode())
+        if not (stated := STATED.search(message)) or not isinstance(value, dict):
             break
         value[stated[1]] = stated[2]
-    return told
+    return message
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -466,8 +466,8 @@ def test_what_is_whole_is_read(work: Path, kind: str) -> None:
     """Else its changes would say nothing. Of the root and size that the nodes and the certificate are of none is known
     here."""
     path = path_of(kind, work)
-    told = reading(kind, path, path.read_bytes())
-    assert not told or kind in ("nodes", "certificate")
+    message = reading(kind, path, path.read_bytes())
+    assert not message or kind in ("nodes", "certificate")
 
 
 @pytest.mark.parametrize(

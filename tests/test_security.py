@@ -168,8 +168,8 @@ def test_no_file_keeps_the_secrets_of_a_url(
     assert load_manifest(work / "shards").fingerprint == manifest.fingerprint
     assert manifest.sources["it"].documents == 900
     assert run_command(["status", str(work)]) == 0
-    told = capsys.readouterr()
-    assert not re.search(r"pass-\d|token-\d", told.out + told.err)
+    printed = capsys.readouterr()
+    assert not re.search(r"pass-\d|token-\d", printed.out + printed.err)
     assert secrets_below(work) == []
     name = f"vault://***@host{tmp_path / 'a.jsonl'}?***"
     assert name in pq.read_table(manifest.of("it")[0].ledger_path)["file"].to_pylist()
@@ -197,11 +197,11 @@ def test_a_url_that_cannot_be_opened_is_named_without_its_secrets(
     monkeypatch.chdir(tmp_path)
     url = f"{protocol}://anna:pass-1@127.0.0.1:1/a.jsonl?token=token-1&x='y'"
     assert run_command(["count", f"it={url}", "--out", "work"]) in ((2, 75) if code is None else (code,))
-    told = capfd.readouterr()
-    assert f"{protocol}://***@127.0.0.1:1/a.jsonl?***" in told.err
-    assert says in told.err
-    assert "Traceback" not in told.err
-    assert not re.search(r"pass-\d|token-\d", told.out + told.err)
+    printed = capfd.readouterr()
+    assert f"{protocol}://***@127.0.0.1:1/a.jsonl?***" in printed.err
+    assert says in printed.err
+    assert "Traceback" not in printed.err
+    assert not re.search(r"pass-\d|token-\d", printed.out + printed.err)
     assert secrets_below(tmp_path) == []
 
 
@@ -227,7 +227,7 @@ def test_two_urls_of_one_name_are_refused(vault: dict[str, str], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("https://u:p@h/a?b=c&d", "https://***@h/a?***"),
         (
@@ -240,8 +240,8 @@ def test_two_urls_of_one_name_are_refused(vault: dict[str, str], tmp_path: Path)
         ({"a": ["https://u@h/", 1]}, {"a": ["https://***@h/", 1]}),
     ],
 )
-def test_masked(text: object, told: object) -> None:
-    assert masked(text) == masked(masked(text)) == told
+def test_masked(text: object, shown: object) -> None:
+    assert masked(text) == masked(masked(text)) == shown
 
 
 def test_a_manifest_nested_without_end_is_damaged(shards: Path) -> None:

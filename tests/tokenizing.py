@@ -76,9 +76,9 @@ def recipe(
 
 def run(made: Recipe, engine: Engine) -> tuple[RecordingConsole, list[str]]:
     """Tokenize; (the console, its notices)."""
-    told = RecordingConsole()
-    run_tokenize(made, engine, told)
-    return told, told.notices
+    recorded = RecordingConsole()
+    run_tokenize(made, engine, recorded)
+    return recorded, recorded.notices
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -43,8 +43,8 @@ def test_every_line_says_when_where_and_what_and_two_jobs_have_two_files(tmp_pat
 
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path, when):
-    told: list[str] = []
-    log = JobLog(tmp_path / "logs", "count", {}, told.append)
+    notices: list[str] = []
+    log = JobLog(tmp_path / "logs", "count", {}, notices.append)
     if when == "at once":
         where, why = tmp_path / "logs", "File exists"
         where.touch()
@@ -57,5 +57,5 @@ def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path, wh
         log.write("notice", {"message": "a"})
     log.end(0)
     assert log.path is None
-    assert told == [f"cannot write the log {where}: {why}; the job continues without it"]
+    assert notices == [f"cannot write the log {where}: {why}; the job continues without it"]
     assert when == "at once" or [line["message"] for line in read_lines(where)] == ["before"]

@@ -32,38 +32,38 @@ def square(item, report):
 
 
 @pytest.fixture
-def told():
+def console():
     tries.clear()
     return RecordingConsole()
 
 
 @pytest.fixture
-def step(here, told):
-    with open_step("square", here, told) as step:
+def step(here, console):
+    with open_step("square", here, console) as step:
         yield step
 
 
-def test_every_task_is_an_event_and_all_workers_one(step, told):
+def test_every_task_is_an_event_and_all_workers_one(step, console):
     failures = []
     assert list(step.map(square, [2, 3, 4], "number", NAMES.get, failures=failures)) == [(2, 4), (4, 16)]
     assert list(step.map(square, [], "number", NAMES.get)) == []
     assert [(name, failed.message) for name, failed in failures] == [("three", "ZeroDivisionError: three")]
-    assert told.notices == ["number three failed: ZeroDivisionError: three"]
-    assert [(name, details.get("item"), details.get("tries")) for name, details in told.events] == [
+    assert console.notices == ["number three failed: ZeroDivisionError: three"]
+    assert [(name, details.get("item"), details.get("tries")) for name, details in console.events] == [
         ("task", "two", 1), ("task_failed", "three", 1), ("task", "four", 3), ("workers", None, None),
     ]  # fmt: skip
-    for _, details in told.events[:3]:
+    for _, details in console.events[:3]:
         assert abs(datetime.fromisoformat(details["began"]).timestamp() - time.time()) < 60
         assert (details["what"], 0 <= details["seconds"] < 60, details["peak_bytes"] > 1e6) == (
             "number",
             True,
             True,
         )
-    assert "in square" in told.events[1][1]["traceback"]
-    workers = told.events[-1][1]
+    assert "in square" in console.events[1][1]["traceback"]
+    workers = console.events[-1][1]
     assert (workers["nodes"], workers["workers"]) == ({os.uname().nodename: 2}, 1)
     assert 0 <= workers["idle"] < 1
-    assert told.counts["items"] == 5
+    assert console.counts["items"] == 5
 
 
 KEPT = {
@@ -92,7 +92,7 @@ def test_what_cannot_be_written_ends_the_step_at_once(step):
     assert tries == [6]
 
 
-def test_a_worker_that_dies_is_an_event_without_times_and_all_nodes_are_named(step, told, monkeypatch):
+def test_a_worker_that_dies_is_an_event_without_times_and_all_nodes_are_named(step, console, monkeypatch):
     lost = TaskError("worker died", "", PartitionsFailed, again=True)
     outcomes = [
         Outcome(lost, index=0, tries=4),
@@ -100,8 +100,10 @@ def test_a_worker_that_dies_is_an_event_without_times_and_all_nodes_are_named(st
     ]
     monkeypatch.setattr(step.engine, "map", lambda *_: (outcome for outcome in outcomes))
     list(step.map(square, [1, 2], "number", NAMES.get, failures=[]))
-    assert told.events[0] == (
+    assert console.events[0] == (
         "task_failed", {"what": "number", "item": "one", "tries": 4, "message": "worker died", "traceback": ""}
     )  # fmt: skip
-    assert told.notices[-1] == "numbers per node: n1 1, n2 2"
-    assert told.events[-1][1]["idle"] == 0  # more workers than at the start: `status` refuses a log with less
+    assert console.notices[-1] == "numbers per node: n1 1, n2 2"
+    assert (
+        console.events[-1][1]["idle"] == 0
+    )  # more workers than at the start: `status` refuses a log with less

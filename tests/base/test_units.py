@@ -33,8 +33,8 @@ def test_sizes_counts_and_durations():
     assert [human(n) for n in numbers] == ["999 k", "1 M", "1 M", "1 B", "1234567 T"]
     assert [plural(n, "input") for n in (0, 1, 2000)] == ["0 inputs", "1 input", "2,000 inputs"]
     seconds = (0, 59.4, 59.7, 240, 3599, 4800, 86_400, 90_000)
-    told = "0 s, 59 s, 1 min, 4 min, 1 h 0 min, 1 h 20 min, 1 d 0 h, 1 d 1 h"
-    assert ", ".join(map(duration, seconds)) == told
+    shown = "0 s, 59 s, 1 min, 4 min, 1 h 0 min, 1 h 20 min, 1 d 0 h, 1 d 1 h"
+    assert ", ".join(map(duration, seconds)) == shown
 
 
 def test_a_list_says_how_much_of_it_is_not_shown():

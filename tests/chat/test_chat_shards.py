@@ -139,27 +139,27 @@ def test_commands_show_which_kinds_are_learned(
 ) -> None:
     shards, mix = str(make().folder), str(tmp_path / "mix.json")
 
-    def told(*command: str) -> str:
+    def output_of(*command: str) -> str:
         assert run_command(list(command)) == 0
         out, err = capsys.readouterr()
         return str(out + err)
 
     mixing = ("mix", shards, "--out", mix, "--weights", "chat=1", "--seq-len", "16")
     assert re.search(
-        r"in chat the loss covers thinking, tool call, answer: \d+\.\d% of its tokens\n", told(*mixing)
+        r"in chat the loss covers thinking, tool call, answer: \d+\.\d% of its tokens\n", output_of(*mixing)
     )
-    told(*mixing, "--materialize", str(tmp_path / "m"), "--workers", "0")
-    export = told("export", shards, "--to", "megatron", "--out", str(tmp_path / "e"), "--workers", "0")
+    output_of(*mixing, "--materialize", str(tmp_path / "m"), "--workers", "0")
+    export = output_of("export", shards, "--to", "megatron", "--out", str(tmp_path / "e"), "--workers", "0")
     assert "it will learn every token" in export
-    document = told("inspect", shards, "--source", "chat")
+    document = output_of("inspect", shards, "--source", "chat")
     assert "(<|im_start|>)" in document
     assert "[<|im_end|>]" in document
-    sequence = told("trace", mix, "--position", "3", "--tokens", "--shards", shards)
+    sequence = output_of("trace", mix, "--position", "3", "--tokens", "--shards", shards)
     learned = pretok.stream.open(Path(shards), Path(mix)).loss(3)
     tokens = re.findall(r"[\[(][^\])]+[\])]", sequence.partition("only a target:")[2])
     assert [token[0] == "[" for token in tokens] == [False, *learned.tolist()]
     assert 0 < learned.sum() < 16
-    assert "learned in chat: " in told("status", shards)
+    assert "learned in chat: " in output_of("status", shards)
 
 
 def test_damaged_spans_are_found(make: Make, here: Engine) -> None:

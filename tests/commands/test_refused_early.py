@@ -46,9 +46,9 @@ def test_a_budget_that_does_not_fit_is_said_before_verification(
     assert run_command(["plan", str(recipe)]) == 2
     assert "the mix is not possible: " in capsys.readouterr().err
     assert run_command(["run", str(recipe), "--workers", "0"]) == 2
-    told = capsys.readouterr().err
-    assert "tokenize: 1 partition" in told
-    assert "verif" not in told
+    printed = capsys.readouterr().err
+    assert "tokenize: 1 partition" in printed
+    assert "verif" not in printed
     assert run_command(["run", str(recipe), "--workers", "0"]) == 2  # the shards are there and say it at once
 
 

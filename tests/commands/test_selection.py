@@ -150,9 +150,9 @@ def test_annotations_of_other_documents_are_refused(tmp_path: Path, vocab_dir: P
     mix = ("--seq-len", "8", "--class", "good=it where score > 9", "--weights", "good=1", "--out")
     say("mix", theirs, *mix, theirs.with_name("mix.json"))
     shutil.copytree(theirs / "annotations", ours / "annotations")
-    _, told = say("mix", ours, *mix, ours.with_name("mix.json"), code=2)
-    assert "annotations/q/it-00000" in told
-    assert "the documents of it are others than those it was joined to; run pretok annotate again" in told
+    _, printed = say("mix", ours, *mix, ours.with_name("mix.json"), code=2)
+    assert "annotations/q/it-00000" in printed
+    assert "the documents of it are others than those it was joined to; run pretok annotate again" in printed
     assert not list(ours.parent.rglob("mix.json")) + list(ours.parent.rglob("*.side"))
 
 

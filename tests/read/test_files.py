@@ -99,7 +99,7 @@ def test_long_windows_and_a_file_shorter_than_planned(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "file_format", "compression", "told"),
+    ("name", "content", "file_format", "compression", "is_noticed"),
     [
         ("a.jsonl.zst", compress(LINES, "zstd"), "jsonl", "zstd", False),
         ("a.jsonl.zst", SKIPPED + compress(LINES, "zstd") + SKIPPED, "jsonl", "zstd", False),
@@ -119,11 +119,11 @@ def test_long_windows_and_a_file_shorter_than_planned(tmp_path):
         ("empty.jsonl.zst", b"", "jsonl", "", True),
     ],
 )  # fmt: skip
-def test_formats_by_content(tmp_path, name, content, file_format, compression, told):
+def test_formats_by_content(tmp_path, name, content, file_format, compression, is_noticed):
     (tmp_path / name).write_bytes(content)
     (file,), notices, _ = list_inputs([str(tmp_path / name)], "auto")
     assert (file.format, file.compression, file.size) == (file_format, compression, len(content))
-    assert [str(tmp_path / name) in notice for notice in notices] == [True] * told
+    assert [str(tmp_path / name) in notice for notice in notices] == [True] * is_noticed
 
 
 @pytest.mark.parametrize(

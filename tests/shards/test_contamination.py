@@ -39,16 +39,16 @@ def test_documents_are_marked_or_rejected_by_what_they_hold(
     tmp_path: Path, inputs: dict[str, list[Path | str]], items: Path, vocab_dir: Path, here: Engine
 ) -> None:
     marked = recipe(tmp_path / "marked", vocab_dir, inputs, against=items)
-    told = RecordingConsole()
-    tokenize_step(marked, here, told)
-    assert any("21 items" in text and text.endswith("has 8 words: 1 item") for text in told.notices)
+    console = RecordingConsole()
+    tokenize_step(marked, here, console)
+    assert any("21 items" in text and text.endswith("has 8 words: 1 item") for text in console.notices)
     found = rows(marked, "it")
     assert [row["contaminated_share"] for row in found] == [0.0] * 30 + [1.0] * 10
     names = [None] * 30 + [f"quiz.jsonl:{n + 1}" for n in range(10)]
     assert [row["contaminated_by"] for row in found] == names
     expected = [(f"quiz.jsonl:{n}", 2 if n == 1 else 1) for n in sorted(range(1, 11), key=str)]
     table = contamination_table(load_manifest(marked.shards_dir), marked.sources)
-    assert table in told.shown
+    assert table in console.shown
     assert table is not None
     assert list(table.rows) == [("quiz.jsonl", "21", "1", "10", "10", "1.00")]
 

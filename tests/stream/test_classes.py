@@ -56,13 +56,13 @@ def test_a_mix_that_goes_on_keeps_its_classes(tmp_path: Path) -> None:
     make_shards(shards, {"it": [[999] * 30] * 9}, since=since, vocab_size=60_000)
     write_ledgers(shards, {name: [9] * (len(some) + 9) for name, some in LENGTHS.items()})
     after = beginning(load_manifest(shards), tmp_path / "0.json", 40)
-    for classes, told in (
+    for classes, message in (
         ({}, "divides it into good, middle, .* give the condition of each"),
         (CLASSES | {"new": "it where quality > 0"}, "divides it into good, middle"),
         (CLASSES | {"good": "en where tokens > 1"}, "class good: it must have a name of its own"),
     ):
         wish = request("1600:good=1", after=after, classes=classes, **table)
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             run_mix(shards, tmp_path / "no.json", wish)
     wish = request("1600:good=1", after=after, classes=CLASSES, **table)
     with pytest.raises(IntegrityError, match=f"missing.*{FOLDER}"):
@@ -77,12 +77,12 @@ def test_repeat_is_a_weight(shards: Path, tmp_path: Path) -> None:
     wish = request(seq_len=16, classes=CLASSES, repeat={"good": 3, "short": "1/2"})
     sources = run_mix(shards, tmp_path / "mix.json", wish).sources
     assert [round(one["epochs"], 1) for one in sources.values()] == [1, 3, 1, 1, 0.5]
-    for table, told in (
+    for table, message in (
         ({"repeat": {"good": 5}}, "more than max_epochs"),
         ({"repeat": {"good": 2}, "weights": {"good": 1}}, "repeat and weights exclude each other"),
         ({"repeat": {"fr": 2}}, "which the mix does not have"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             run_mix(shards, tmp_path / "no.json", request(seq_len=16, classes=CLASSES, **table))
 
 

@@ -87,13 +87,13 @@ def test_another_learn_is_another_stream(shards: Path, tmp_path: Path) -> None:
 
 def test_what_nobody_can_learn_is_refused(shards: Path) -> None:
     wish, manifest = request("1000:it=1", seq_len=31), load_manifest(shards)
-    for learn, told in (
+    for learn, message in (
         ({"it": ["answer"]}, "all of a plain text is learned"),
         ({"none": ["answer"]}, "which is not a source"),
         ({"chat": ["text"]}, "'text' is not one of template"),
         ({"chat": []}, "chat: .. is not one of"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             plan_mix(manifest, replace(wish, learn=learn))
 
 

@@ -50,7 +50,7 @@ def test_it_is_a_stream_and_shards(shards: Path, tmp_path: Path, here: Engine) -
     assert [shard.documents for shard in manifest.shards] == [20] * 7 + [10]
     assert ShardReader(manifest.shards[1].prefix)[3].tolist() == plan[23].tolist()
     assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, "mix", TOKENIZER_FILE]
-    assert not [told for told in run_verify(tmp_path, 0, here, Console())[1] if "spans" in told]
+    assert not [problem for problem in run_verify(tmp_path, 0, here, Console())[1] if "spans" in problem]
 
 
 def test_what_does_not_agree_is_refused(shards: Path, tmp_path: Path, here: Engine) -> None:

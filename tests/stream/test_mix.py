@@ -172,12 +172,12 @@ def test_too_many_epochs_says_what_fits() -> None:
 
 
 def test_a_mix_of_many_sources_fits_a_terminal() -> None:
-    manifest, told = (
+    manifest, console = (
         manifest_of({f"s{number:03}": 1_010 + number for number in range(300)}),
         RecordingConsole(),
     )
-    show_mix(manifest, plan_mix(manifest, request("all:natural", seq_len=10))[1], told)
-    line, sources = told.shown
+    show_mix(manifest, plan_mix(manifest, request("all:natural", seq_len=10))[1], console)
+    line, sources = console.shown
     assert (len(line) < 300, "and 294 more" in line, len(sources.rows)) == (True, True, 300)
 
 
@@ -247,9 +247,9 @@ def test_the_command(made: tuple[Path, Path], tmp_path: Path, capsys: pytest.Cap
     assert json.loads(written) == report
     plan, copy = pretok.stream.open(shards, path), pretok.stream.open(out, path)
     np.testing.assert_array_equal(plan[:], copy[:])
-    code, shown, told = run(*wish)
+    code, shown, printed = run(*wish)
     assert (code, "en 10.0000%, it 90.0000%" in shown, "│ it" in shown) == (0, True, True)
-    assert "not in the mix: old, 10 tokens" in told
+    assert "not in the mix: old, 10 tokens" in printed
     (tmp_path / "file").touch()
     for line, message in (
         ((*wish, "--stage", "300:it=1"), "--stage and"),
@@ -258,8 +258,8 @@ def test_the_command(made: tuple[Path, Path], tmp_path: Path, capsys: pytest.Cap
         ((*wish, "--out", tmp_path), "is a folder; name a file"),
         ((*wish, "--out", tmp_path / "file" / "mix.json"), "cannot write"),
     ):
-        code, _, told = run(*line)
-        assert (code, message in told, "Traceback" in told) == (2, True, False)
+        code, _, printed = run(*line)
+        assert (code, message in printed, "Traceback" in printed) == (2, True, False)
 
 
 def test_recipes_mean_the_same(made: tuple[Path, Path]) -> None:

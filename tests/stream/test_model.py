@@ -246,7 +246,7 @@ def test_everything_together(
         table = make_mix({**options, "repeat": dict(zip("ab", repeat, strict=True))}, "test")
         wish = MixRequest(table, split, None, learn)
     else:
-        wish = replace(request(*told(asked, model, divided), split=split, **options), learn=learn)
+        wish = replace(request(*spelled(asked, model, divided), split=split, **options), learn=learn)
     run_mix(shards, folder / "0.json", wish)
     view = pretok.stream.open(shards, folder / "0.json")
     model.take(view.mix, divided)
@@ -276,7 +276,7 @@ def test_everything_together(
         model.classify(most, since)
         if divided:
             options |= {"classes": {"short": f"a where tokens <= {most}"}}
-        wish = request(*told(asked, model, divided), split=split, after=after, **options)
+        wish = request(*spelled(asked, model, divided), split=split, after=after, **options)
         run_mix(shards, folder / f"{number}.json", replace(wish, learn=learn))
         view = pretok.stream.open(shards, folder / f"{number}.json")
         same = same_until(before.mix, view.mix)
@@ -316,7 +316,7 @@ def weights_of(weights: Sequence[int], model: Model, divided: bool) -> dict[str,
     return {name: Fraction(weight, sum(given.values())) for name, weight in given.items() if weight}
 
 
-def told(stages: list[tuple[int, list[int]]], model: Model, divided: bool) -> list[str]:
+def spelled(stages: list[tuple[int, list[int]]], model: Model, divided: bool) -> list[str]:
     """Return the stages as a command takes them."""
     shares = [weights_of(weights, model, divided).items() for _, weights in stages]
     texts = [",".join(f"{name}={weight}" for name, weight in some) for some in shares]

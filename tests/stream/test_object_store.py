@@ -404,13 +404,13 @@ def test_a_lasting_error_names_the_object_without_secrets(
     server.fault = lambda name, _: fault if name.endswith(".bin") else None
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(OSError, match="cannot be read after 5 tries") as told,
+        pytest.raises(OSError, match="cannot be read after 5 tries") as caught,
     ):
         view[0]
-    assert f"s3://***@{BUCKET}/small/" in str(told.value)
-    assert ".bin" in str(told.value)
+    assert f"s3://***@{BUCKET}/small/" in str(caught.value)
+    assert ".bin" in str(caught.value)
     assert "trying" in caplog.text
-    assert not any(word in caplog.text + str(told.value) for word in ("geheim", place))
+    assert not any(word in caplog.text + str(caught.value) for word in ("geheim", place))
     server.fault = lambda *_: None
     assert len(view[0]) == 10
 
@@ -434,10 +434,10 @@ def test_a_changed_object_is_an_error_and_never_a_token(
         path.write_bytes(data[:-2] if change == "shorter" else data)
         if change == "gone":
             path.unlink()
-    told = "does not exist" if change == "gone" else "does not match its checksum"
+    words = "does not exist" if change == "gone" else "does not match its checksum"
     server.folder = tmp_path / "bucket"
     for _ in range(2):
-        with pytest.raises(IntegrityError, match=f"s3://bucket/.*{suffix} {told}"):
+        with pytest.raises(IntegrityError, match=f"s3://bucket/.*{suffix} {words}"):
             pretok.stream.open(
                 f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / "cache", cache_bytes=limit
             )[0]
@@ -464,16 +464,16 @@ def test_an_object_that_is_replaced_under_a_reader_is_an_error(
         replace_all()
     else:
         server.fault = lambda name, number: replace_all() if number == first + 40 else None
-    told, read = 0, 0
+    refused, read = 0, 0
     for position in range(100, 200):
         try:
             tokens = view[position]
         except IntegrityError:
-            told += 1
+            refused += 1
         else:
             read += 1
             np.testing.assert_array_equal(tokens, local[position])
-    assert told > 50
+    assert refused > 50
     assert (read > 0) is (when == "during")
 
 

@@ -92,8 +92,8 @@ def test_a_damaged_side_file_is_named(tmp_path: Path, place: int | None) -> None
     else:
         data[place] ^= 4
     path.write_bytes(data)
-    (told,) = verify_side_file(path)
-    assert str(path) in told
+    (problem,) = verify_side_file(path)
+    assert str(path) in problem
     with suppress(IntegrityError):  # what is read all the same is right
         found = SideTape(tmp_path, name).between(np.array([0]), np.array([50_000])).address
         assert place == -200

@@ -80,7 +80,7 @@ def test_a_run_whose_shards_are_elsewhere_is_continued_with_its_tokenizer(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("!", "--temperature", "nan"), "must be 0 or more"),
         (("", "--tokens", "3"), "the prompt is empty"),
@@ -89,9 +89,9 @@ def test_a_run_whose_shards_are_elsewhere_is_continued_with_its_tokenizer(
     ],
 )
 def test_what_cannot_be_continued_is_refused(
-    trained: Path, arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    trained: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as error:
         main(["generate", str(trained), *arguments])
     assert error.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

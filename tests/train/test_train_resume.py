@@ -113,8 +113,8 @@ def test_control_c_saves_and_twice_ends_at_once(
         main(flags(trial.config(save_every=save_every)))
     out, err = trial.capture.readouterr()
     assert words in err
-    told = "received SIGINT: the run ends after the current steps; Ctrl-C again ends"
-    assert out.count(told) == (times == 1)
+    line = "received SIGINT: the run ends after the current steps; Ctrl-C again ends"
+    assert out.count(line) == (times == 1)
     assert "Traceback" not in err
 
 
@@ -137,10 +137,10 @@ def test_a_stop_in_a_long_step_costs_no_other(trial: Trial, long: float, last: i
 
 def test_torchruns_patience_is_compared_with_what_a_stop_takes(trial: Trial) -> None:
     trial.patch.setenv("TORCHELASTIC_RUN_ID", "1")
-    for limit, told in (("0", 1), ("100", 0)):
+    for limit, warnings in (("0", 1), ("100", 0)):
         trial.patch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", limit)
         trial.train(limit, steps=3)
-        assert trial.said().count(f"torchrun kills its ranks {limit} s after a SIGTERM") == told
+        assert trial.said().count(f"torchrun kills its ranks {limit} s after a SIGTERM") == warnings
 
 
 def test_end_of_the_job_stops_in_time(trial: Trial) -> None:

@@ -78,8 +78,8 @@ CRAFTED: list[Callable[[Path], object]] = [
 def _show_what_is_read() -> None:
     counts = list[int]()
     around(tensors.Reader, "fill", lambda _, __, ___, piece, ____: counts.append(piece.numel()))
-    told = lambda *_: print("read", sum(counts), "numbers by", os.environ["RANK"], counts.clear())  # noqa: E731
-    around(tensors, "restore", None, told)
+    report = lambda *_: print("read", sum(counts), "numbers by", os.environ["RANK"], counts.clear())  # noqa: E731
+    around(tensors, "restore", None, report)
 
 
 def test_replicas_divide_what_they_save_and_read(trial: Trial) -> None:

@@ -249,7 +249,7 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_build_vocab(recipe(folder, size=1200), here, NO_CONSOLE)
-    other, told = folder / "out" / "vocab" / "tokenizer.json", RecordingConsole()
+    other, console = folder / "out" / "vocab" / "tokenizer.json", RecordingConsole()
 
     def give_up(path: Path, texts: Any) -> Any:
         if path == other:
@@ -257,11 +257,11 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
         return measure_texts(path, texts)
 
     monkeypatch.setattr("pretok.vocab.measure.measure_texts", give_up)
-    report = report_of(recipe(folder, "b", size=1200), here, told, [other])
+    report = report_of(recipe(folder, "b", size=1200), here, console, [other])
     assert report["compare"][str(other)]["it"]["tokens"] is None
     assert report["compare"][str(other)][MIX]["tokens"] is None
     assert report["compare"]["this"]["it"]["tokens"] > 0
-    assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in told.notices
+    assert f"{other} is not compared on it: 1 documents cannot be encoded: too hard" in console.notices
 
 
 def test_sizes_are_those_trained_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

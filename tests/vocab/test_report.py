@@ -72,9 +72,9 @@ def test_every_figure_of_the_weighted_mix(folder: Path, here: Engine) -> None:
 
 
 def test_the_tables_show_the_report(folder: Path, here: Engine) -> None:
-    told = RecordingConsole()
-    report = run_build_vocab(recipe(folder, size=SIZE, sizes=(700,)), here, told)
-    sizes, heldout = (table for table in told.details if isinstance(table, Table))
+    console = RecordingConsole()
+    report = run_build_vocab(recipe(folder, size=SIZE, sizes=(700,)), here, console)
+    sizes, heldout = (table for table in console.details if isinstance(table, Table))
     for row, (size, texts) in zip(sizes.rows, report.sizes.items(), strict=True):
         assert row[:3] == (size, f"{texts[MIX].tokens:,}", str(texts[MIX].bytes_per_token))
         assert row[-4:] == tuple(f"{n:,}" for n in report.rare[size].values())

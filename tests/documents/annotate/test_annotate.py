@@ -225,9 +225,9 @@ def test_others_show_what_was_joined(
     assert {entry["value"]: entry["tokens"] for entry in listed} == tokens
     parts = {shard: part for shard, part in one.parts.items() if shard.startswith("it/")}
     write_annotations(replace(one, parts=parts))  # as if `en` had come later
-    out, told = ask("query", "select count(*) from documents where flagged_matched is null")
+    out, printed = ask("query", "select count(*) from documents where flagged_matched is null")
     assert int(out.split()[1]) == sum(d["source"] == "en" for d in known)
-    assert "the annotations flagged do not cover en: null there" in told
+    assert "the annotations flagged do not cover en: null there" in printed
 
 
 def test_running_again_replaces_and_a_kill_changes_nothing(

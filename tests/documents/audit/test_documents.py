@@ -51,7 +51,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     return folder / "work"
 
 
-def told_by(capsys: pytest.CaptureFixture[str], *command: object, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *command: object, code: int = 0) -> str:
     """Standard output of a command, or its errors where it fails."""
     capsys.readouterr()
     assert run_command([*map(str, command)]) == code
@@ -61,7 +61,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *command: object, code: int = 0)
 
 def ask(work: Path, capsys: pytest.CaptureFixture[str], sql: str) -> list[list[str]]:
     """Rows of `pretok query` as CSV, without the names."""
-    return list(csv.reader(io.StringIO(told_by(capsys, "query", work, sql))))[1:]
+    return list(csv.reader(io.StringIO(output_of(capsys, "query", work, sql))))[1:]
 
 
 def hash_of(row: dict[str, Any]) -> str:
@@ -97,11 +97,11 @@ def test_views_agree_with_the_manifest(work: Path, capsys: Any) -> None:
     rejects = [["en", "6", "empty_text"], ["it", "6", "empty_text"]]
     assert ask(work, capsys, "select source, position, reason from rejects order by 1") == rejects
     # DuckDB names the nearest column.
-    assert "license" in told_by(capsys, "query", work, "select licence from documents", code=2)
-    assert "known are" in told_by(capsys, "query", work, "select 1", "--format", "xml", code=2)
-    json_line = told_by(capsys, "query", work, "select 1 as a, 'è' as b", "--format", "json")
+    assert "license" in output_of(capsys, "query", work, "select licence from documents", code=2)
+    assert "known are" in output_of(capsys, "query", work, "select 1", "--format", "xml", code=2)
+    json_line = output_of(capsys, "query", work, "select 1 as a, 'è' as b", "--format", "json")
     assert json.loads(json_line) == {"a": 1, "b": "è"}
-    assert "one" in told_by(capsys, "query", work, "select 1 as one", "--format", "table")
+    assert "one" in output_of(capsys, "query", work, "select 1 as one", "--format", "table")
 
 
 def test_documents_are_found(work: Path, capsys: Any) -> None:
@@ -115,10 +115,10 @@ def test_documents_are_found(work: Path, capsys: Any) -> None:
         ["--search", "documento 221 "],
         ["--source", "it", "--search", "documento 221 "],
     ):
-        found = json.loads(told_by(capsys, "inspect", shards, *how, "--json"))
+        found = json.loads(output_of(capsys, "inspect", shards, *how, "--json"))
         kept = {"id": row["id"], "url": row["meta"]["url"], "license": row["meta"]["license"]}
         assert (found["position"], found["kept"]) == (222, {**kept, "filename": row["meta"]["url"]}), how
-    assert "license:" in told_by(capsys, "inspect", shards, "--search", "it documento")
+    assert "license:" in output_of(capsys, "inspect", shards, "--search", "it documento")
 
 
 def test_what_is_not_there_is_explained(work: Path, tmp_path: Path, capsys: Any) -> None:
@@ -139,7 +139,7 @@ def test_what_is_not_there_is_explained(work: Path, tmp_path: Path, capsys: Any)
         ((shards, "--text", "a\udcff"), "not UTF-8"),
         ((shards, "--text", "a", "--search", "b"), "or give a --text"),
     ):
-        assert message in told_by(capsys, "inspect", *arguments, code=2)
+        assert message in output_of(capsys, "inspect", *arguments, code=2)
 
 
 def test_a_search_decodes_every_shard(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,8 @@ def test_draws_are_even_and_the_same_for_a_seed(work: Path, capsys: Any) -> None
     assert counts.keys() == {place for place in everything if place[:2] == ("en", "train")}
     assert max(counts.values()) < 60  # some 22 are expected
     command = ["inspect", work / "shards", "--random", "2", "--seed", "5", "--json"]
-    assert len(json.loads(first := told_by(capsys, *command))) == 2
-    assert told_by(capsys, *command) == first
+    assert len(json.loads(first := output_of(capsys, *command))) == 2
+    assert output_of(capsys, *command) == first
 
 
 def test_a_position_is_what_the_stream_gives(work: Path, capsys: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_position_is_what_the_stream_gives(work: Path, capsys: Any) -> None:
     view = pretok.stream.open(work / "shards", work / "mix.json")
     for position in (0, len(view) - 1):
         command = ["trace", mix, "--position", position, "--tokens"]
-        [seen] = json.loads(told_by(capsys, *command, "--json"))
+        [seen] = json.loads(output_of(capsys, *command, "--json"))
         assert seen["ids"] == view[position].tolist()
         assert (seen["source"], seen["epoch"], seen["sequence"]) == view.origin(position)
         at = 0
@@ -181,7 +181,7 @@ def test_a_position_is_what_the_stream_gives(work: Path, capsys: Any) -> None:
             assert seen["ids"][at : at + row["tokens"]] == whole[row["first"] : row["first"] + row["tokens"]]
             at += row["tokens"]
         assert at == 17
-        assert f"position {position}: sequence" in told_by(capsys, *command)
+        assert f"position {position}: sequence" in output_of(capsys, *command)
 
 
 def test_a_step_of_a_run_shows_its_first_positions(work: Path, tmp_path: Path, capsys: Any) -> None:
@@ -189,8 +189,8 @@ def test_a_step_of_a_run_shows_its_first_positions(work: Path, tmp_path: Path, c
     config = {"model": "debug", "resolved": {"model": {"seq_len": 16}, "steps": 9}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_segment(tmp_path, work / "shards", view, 5)
-    told = told_by(capsys, "trace", tmp_path, "--step", "3", "--tokens", "--json")
-    assert [seen["ids"] for seen in json.loads(told)] == view[10:13].tolist()
+    printed = output_of(capsys, "trace", tmp_path, "--step", "3", "--tokens", "--json")
+    assert [seen["ids"] for seen in json.loads(printed)] == view[10:13].tolist()
 
 
 def test_trace_says_what_the_functions_say(work: Path, capsys: Any) -> None:
@@ -198,18 +198,18 @@ def test_trace_says_what_the_functions_say(work: Path, capsys: Any) -> None:
     path, known = work / "mix.json", run_inspect(work / "shards", "en", 3)
     found = readings(open_traced(path, None)[0], "en", "train", 3)
     name = f"{known.file}:{known.position}"
-    told = json.loads(told_by(capsys, "trace", path, "--doc", name, "--json"))
-    parts = [(row["position"], row["first"], row["tokens"]) for row in told]
+    printed = json.loads(output_of(capsys, "trace", path, "--doc", name, "--json"))
+    parts = [(row["position"], row["first"], row["tokens"]) for row in printed]
     assert parts == [(reading.position, reading.first, reading.tokens) for reading in found]
-    origins = {(row["file"], row["line"], row["document"], row["step"]) for row in told}
+    origins = {(row["file"], row["line"], row["document"], row["step"]) for row in printed}
     assert origins == {(known.file, known.position, 3, None)}
-    there = json.loads(told_by(capsys, "trace", path, "--position", found[0].position, "--json"))
-    assert told[0] in there
+    there = json.loads(output_of(capsys, "trace", path, "--position", found[0].position, "--json"))
+    assert printed[0] in there
     assert sum(row["tokens"] for row in there) == 17
-    shown = told_by(capsys, "trace", path, "--doc", name)
+    shown = output_of(capsys, "trace", path, "--doc", name)
     assert shown.splitlines()[0] == known.file
     assert str(found[-1].position) in shown
-    assert "one of --doc, --position and --step" in told_by(capsys, "trace", path, code=2)
+    assert "one of --doc, --position and --step" in output_of(capsys, "trace", path, code=2)
 
 
 def test_a_text_is_split_as_tokenizers_does(work: Path, vocab_dir: Path, tmp_path: Path, capsys: Any) -> None:
@@ -219,15 +219,15 @@ def test_a_text_is_split_as_tokenizers_does(work: Path, vocab_dir: Path, tmp_pat
     expected.encode_special_tokens = True
     shutil.copytree(vocab_dir, tmp_path / "work" / "vocab")
     for folder in (work / "shards", work, vocab_dir, tmp_path / "work"):
-        made = json.loads(told_by(capsys, "inspect", folder, "--text", text, "--json"))
+        made = json.loads(output_of(capsys, "inspect", folder, "--text", text, "--json"))
         assert made["ids"] == expected.encode(text, add_special_tokens=False).ids
         assert "".join(made["tokens"]).startswith("Il mare è salato, <|endoftext|> ")
-    shown = told_by(capsys, "inspect", work, "--text", "Il mare")
+    shown = output_of(capsys, "inspect", work, "--text", "Il mare")
     assert re.fullmatch(r"\d+ tokens, \d\.\d\d bytes per token:\n(\[[^]]+\])+\n", shown)
 
 
 def test_tokens_stand_in_brackets_and_bytes_are_spelled_out(work: Path, capsys: Any) -> None:
-    shown = told_by(capsys, "inspect", work / "shards", "--source", "it", "--doc", "3")
+    shown = output_of(capsys, "inspect", work / "shards", "--source", "it", "--doc", "3")
     assert "[<|endoftext|>]" in shown
     assert "[\\x" in shown  # the bytes of a sign that is no token
     assert marked(["a", "b"], [False, True]) == "(a)[b]"

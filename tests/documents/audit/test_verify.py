@@ -133,9 +133,9 @@ def test_another_tokenizer_is_found(shards, here):
 
 def test_commands_on_shards(sealed, shards, capsys):
     assert run_command(["verify", str(sealed), "--workers", "0", "--sample", "70"]) == 0
-    shown, told = capsys.readouterr()
-    assert "verify: 299 documents, " in told
-    assert " 70 encoded again" in told
+    shown, printed = capsys.readouterr()
+    assert "verify: 299 documents, " in printed
+    assert " 70 encoded again" in printed
     assert re.search(
         r"of 299 documents and [\d,]+ tokens match the manifest: .* of all, 70 documents encoded again", shown
     )

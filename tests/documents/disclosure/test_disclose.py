@@ -398,8 +398,8 @@ def test_reservations_are_joined_by_domain(
     lines = ["domain,reserved_from", *(f"{name},{day}" for name, day in reserved.items())]
     register.write_text("\n".join(lines))
     said = ask(capsys, made.out, write_run(made, tmp_path / "run", 7, made.out / "mix.json"))
-    told = said["processing"]["reservations"]
-    assert told["registered"] == 6
+    joined = said["processing"]["reservations"]
+    assert joined["registered"] == 6
     every = pretok.open(made.out).documents().read_all().to_pylist()
     where = [host({"meta": {"url": row["url"]}}) for row in every]
     view = pretok.stream.open(made.shards_dir, made.out / "mix.json")
@@ -408,7 +408,7 @@ def test_reservations_are_joined_by_domain(
         figures = walk(documents, view, 7 * BATCH, first * BATCH)
         return by([e for entries in figures.values() for e in entries], host).get(name, (0, 0, 0, 0))[::2]
 
-    found = {one["name"]: one for one in told["domains"]}
+    found = {one["name"]: one for one in joined["domains"]}
     assert found.keys() == reserved.keys() - {"none.example"}
     before = {"2025-06-01": 0, "2026-01-01": 0, "2026-01-04": 3, "2026-01-07": 6, "2026-02-01": 7}
     for name, one in found.items():
@@ -416,16 +416,16 @@ def test_reservations_are_joined_by_domain(
         assert (one["documents"], one["tokens"]) == (len(held), sum(held))
         assert (one["read_documents"], one["read_tokens"]) == read(name, 0)
         assert (one["later_documents"], one["later_tokens"]) == read(name, before[one["reserved_from"]])
-    for key, total in told["total"].items():
+    for key, total in joined["total"].items():
         assert total == sum(one[key] for one in found.values())
     none = [row["tokens"] for row, there in zip(every, where, strict=True) if there is None]
-    assert (told["no_address_documents"], told["no_address_tokens"]) == (len(none), sum(none))
+    assert (joined["no_address_documents"], joined["no_address_tokens"]) == (len(none), sum(none))
     # Of the shards: the same held; no order reads them.
     of_shards = ask(capsys, made.out)["processing"]["reservations"]
-    assert [one["tokens"] for one in of_shards["domains"]] == [one["tokens"] for one in told["domains"]]
+    assert [one["tokens"] for one in of_shards["domains"]] == [one["tokens"] for one in joined["domains"]]
     assert of_shards["total"]["read_tokens"] is None
     of_mix = ask(capsys, made.out, made.out / "mix.json")["processing"]["reservations"]
-    assert of_mix["total"]["read_tokens"] > told["total"]["read_tokens"]
+    assert of_mix["total"]["read_tokens"] > joined["total"]["read_tokens"]
     assert of_mix["total"]["later_tokens"] is None
     assert run_command(["disclose", str(made.out), "--format", "html"]) == 0
     assert "reserved from" in capsys.readouterr().out
@@ -465,7 +465,7 @@ def test_wrong_lines_of_a_register_are_named(
     ]
     lines += ["w.it", "", "u.it,20240101", "www.t.it,2024-01-01"]
     named = "; ".join(f"line {at}: {lines[at - 2]}" for at in (3, 4, 5, 6, 7, 9))
-    for text, told in (
+    for text, message in (
         ("\n".join(["domain,reserved_from", *lines]), f"as in example.org,2024-08-01: {named}"),
         ("x.it,2024-01-01", "the first line must be domain,reserved_from"),
         ('domain,reserved_from\n"x.it', "cannot read"),
@@ -475,4 +475,4 @@ def test_wrong_lines_of_a_register_are_named(
         if text is not None:
             register.write_text(text)
         assert run_command(["disclose", str(made.out)]) == 2
-        assert told in " ".join(capsys.readouterr().err.split())
+        assert message in " ".join(capsys.readouterr().err.split())

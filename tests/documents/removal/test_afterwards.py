@@ -85,14 +85,14 @@ def test_trace_says_which_steps_had_read_it(
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
     assert [traced.removals for traced in open_traced(run, None)] == [0, 1]
     gone = {row["hash"]: row for row in rows if row["id"] in GONE}
-    told = []
+    readings = []
     for digits in gone:
         capsys.readouterr()
         pretok_line(f"trace {run} --doc {digits} --json")
-        told += json.loads(capsys.readouterr().out)
-    assert all(row["removed"] is (row["step"] > 10) for row in told)
-    before = [row for row in told if not row["removed"]]
-    assert 0 < len(before) < len(told)
+        readings += json.loads(capsys.readouterr().out)
+    assert all(row["removed"] is (row["step"] > 10) for row in readings)
+    before = [row for row in readings if not row["removed"]]
+    assert 0 < len(before) < len(readings)
 
     pretok_line(f"disclose {after} {run} --out {tmp_path}/summary.json")
     removed = json.loads((tmp_path / "summary.json").read_text())["processing"]["removed"]
@@ -222,6 +222,6 @@ def test_files_that_hold_texts_too_are_named(removable: Path, work: Path, capsys
     pretok_line(f"{mix} --materialize {work}/flat --workers 0")
     capsys.readouterr()
     assert command(work, "--where", "source = 'a' and doc < 40", "--dry-run") == 0
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for wanted in ("pretok export again", "--materialize again", "keeps texts", "counted their words"):
-        assert wanted in told
+        assert wanted in printed

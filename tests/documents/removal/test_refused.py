@@ -41,8 +41,8 @@ def test_the_same_texts_are_rejected(removable: Path, work: Path, here: Engine, 
     assert len(came) == len(rows) - 4
     assert gone.isdisjoint(row["hash"] for row in came)
     rejects = (work / "shards" / "rejects").glob("*.jsonl")
-    told = [json.loads(line) for path in rejects for line in path.read_text().splitlines()]
-    assert [line["detail"].partition(": ")[2] for line in told] == ["perché sì"] * 4
+    found = [json.loads(line) for path in rejects for line in path.read_text().splitlines()]
+    assert [line["detail"].partition(": ")[2] for line in found] == ["perché sì"] * 4
     assert run_verify(work / "shards", None, here, Console())[1] == []
     assert manifest.as_of(load_manifest(removable / "shards").fingerprint) is not None
 

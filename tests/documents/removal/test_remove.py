@@ -258,14 +258,14 @@ def test_a_list_of_names_is_read_line_by_line_and_nothing_is_stripped(
 
 def test_a_name_that_fits_two_documents_is_refused(named: Path, tmp_path: Path, capsys: Any) -> None:
     """In two ways, or as a line of two files; where it fits one text in two ways, it is clear."""
-    for name, told in (
+    for name, what in (
         (hash_of("uno"), "the hash of a text and a kept id"),
         ("in.jsonl:1", f"a line of {named}/in.jsonl and a kept id"),
         ("x.jsonl:1", f"a line of {named}/one/x.jsonl and a line of {named}/two/x.jsonl"),
     ):
         (tmp_path / "ids").write_text(f"{name}\na\n")
         assert command(named, "--ids", str(tmp_path / "ids"), "--dry-run") == 2
-        assert f"{name} is {told}" in " ".join(capsys.readouterr().err.split())
+        assert f"{name} is {what}" in " ".join(capsys.readouterr().err.split())
         with pytest.raises(UsageError, match="different documents in different ways"):
             find_named(load_manifest(named / "shards"), name, 9)
     (tmp_path / "ids").write_text(f"one/x.jsonl:1\n{named}/in.jsonl:1\n{hash_of('quattro')}")

@@ -173,15 +173,15 @@ def test_the_share_of_rejects_is_taken_per_file(seed, files, share, off, tmp_pat
     found = forecast(tmp_path, vocab_dir, console, sources={seed: {"inputs": [str(folder)]}}).sources[seed]
     wanted = pytest.approx(share, rel=off) if share else pytest.approx(0, abs=off)
     assert found.reject_share == wanted
-    told = "\n".join(console.notices)
+    printed = "\n".join(console.notices)
     for name in ("n.parquet", *(files if share and len(files) == 1 else ())):
-        assert told.count(f"/{name}") == 1
+        assert printed.count(f"/{name}") == 1
     if share and len(files) == 1:
         name, bad = next(iter(files)), 101
         assert re.search(
-            rf"of 2,\d+ sampled records, {bad} cannot be read \(\S+/{name} line 4: malformed_json: ", told
+            rf"of 2,\d+ sampled records, {bad} cannot be read \(\S+/{name} line 4: malformed_json: ", printed
         )
-    assert ("max_reject_share allows" in told) == (share > 0.02)
+    assert ("max_reject_share allows" in printed) == (share > 0.02)
 
 
 def test_a_window_at_the_end_of_a_file_is_no_larger_than_others(tmp_path):
@@ -218,10 +218,10 @@ def test_conversations_have_the_tokens_that_they_get(tmp_path, here):
             file.write(json.dumps({"messages": talk}) + "\n")
     vocab = write_tokenizer(tmp_path / "vocab", "chatml", found)
     sources = {"chat": {"inputs": [str(tmp_path / "in" / "*")], "messages": "messages"}}
-    told = forecast(tmp_path, vocab, sources=sources).sources["chat"].tokens.value
+    expected = forecast(tmp_path, vocab, sources=sources).sources["chat"].tokens.value
     recipe = make_recipe({"out": tmp_path / "out", "vocab": {"path": vocab}, "sources": sources}, "test")
     run(recipe, here)
-    assert told == load_manifest(recipe.shards_dir).totals.tokens
+    assert expected == load_manifest(recipe.shards_dir).totals.tokens
 
 
 @pytest.mark.parametrize("weights", [{}, {"it": 0.25, "en": 0.75}])
@@ -251,16 +251,16 @@ def test_the_vocabulary_of_a_plan_is_weighed_as_the_real_one(weights, tmp_path):
         assert found.mix.epochs[name] == pytest.approx(10_000 / half, rel=0.02)
 
 
-@pytest.mark.parametrize(("number", "told"), [(errno.EIO, False), (errno.EACCES, True)])
+@pytest.mark.parametrize(("number", "is_named"), [(errno.EIO, False), (errno.EACCES, True)])
 def test_what_may_pass_is_read_again_and_what_does_not_is_named(
-    number, told, tmp_path, vocab_dir, monkeypatch
+    number, is_named, tmp_path, vocab_dir, monkeypatch
 ):
     for name in ("a", "b"):
         write(tmp_path / "in" / name, "jsonl.gz")
     opened, failed = module.open_input, set()
 
     def fails_once(path, *rest):
-        if path.endswith("b.jsonl.gz") and (told or path not in failed):
+        if path.endswith("b.jsonl.gz") and (is_named or path not in failed):
             failed.add(path)
             raise OSError(number, "no")
         return opened(path, *rest)
@@ -272,7 +272,7 @@ def test_what_may_pass_is_read_again_and_what_does_not_is_named(
     assert failed
     copies, *notices = console.notices  # both files are the same
     assert "it seems to read copies" in copies
-    assert notices == ([f"it: not sampled: {tmp_path}/in/b.jsonl.gz: [Errno 13] no"] if told else [])
+    assert notices == ([f"it: not sampled: {tmp_path}/in/b.jsonl.gz: [Errno 13] no"] if is_named else [])
 
 
 def test_a_source_without_text_is_an_error(tmp_path, vocab_dir):

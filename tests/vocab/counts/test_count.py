@@ -106,13 +106,13 @@ def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine,
     if steps == 4:
         with pytest.raises(MismatchError, match="holdout"):
             run_count(recipe(folder, "killed", holdout="0.1"), here, NO_CONSOLE)
-    told = RecordingConsole()
-    counts = run_count(killed, here, told)
+    console = RecordingConsole()
+    counts = run_count(killed, here, console)
     assert contents(counts.folder) == contents(whole.folder)
-    if done := told.before["partitions"]:
-        assert f"2 partitions to count, {done} of them done by an earlier run" in told.notices[0]
+    if done := console.before["partitions"]:
+        assert f"2 partitions to count, {done} of them done by an earlier run" in console.notices[0]
     read = sum((Counter(record.counts()) for record in counts.records.values()), Counter(partitions=2))
-    assert Counter(told.before) + Counter({key: told.counts[key] for key in read}) == read
+    assert Counter(console.before) + Counter({key: console.counts[key] for key in read}) == read
 
 
 def test_finished_counts_are_only_read(folder: Path, here: Engine) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,7 +39,8 @@ def expected(
     shutil.copytree(vocab_dir, "model")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     Path("model/tokenizer_config.json").write_text(json.dumps(config))
-    Path("it.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]))
+    rows = [{"id": f"{n}", "text": text} for n, text in enumerate(texts[:60])]
+    Path("it.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ids = [[*one, 0] for one in ids_of_library(read_json(vocab_dir / "tokenizer.json"), texts[:60])]
     Path("old").mkdir()
     np.concatenate([np.array(one, "<u2") for one in ids]).tofile("old/a.bin")
@@ -94,4 +97,58 @@ def test_datatrove_gives_the_same_ids_and_its_files_are_read(expected: list[list
     old = str(next(Path("tokens").rglob("*.ds")).parent)
     inputs = [f"it={old}/*.ds", "--tokens", "it=model", "--out", "again", "--vocab", "model"]
     assert run_command(["tokenize", *inputs, "--val-fraction", "0"]) == 0
+    assert made("again/shards") == sorted(expected)
+
+
+OTHERS = {
+    "Megatron-LM:": (
+        "megatron",
+        "megatron-core einops pybind11 triton (Python 3.12), and clone Megatron-LM into it",
+    ),
+    "dolma": ("dolma", "dolma s3fs==2023.6.0 boto3==1.28.17"),
+    "NeMo": ("curator", "nemo-curator 'transformers<5'"),
+}
+"""Section -> the environment below PRETOK_OTHERS that runs its program, which wants other packages than we; what to
+install in it."""
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("section", OTHERS)
+def test_other_programs_give_the_same_ids_and_their_files_are_read(
+    section: str, expected: list[list[int]]
+) -> None:
+    """Their block as printed; then our command for what they wrote."""
+    name, packages = OTHERS[section]
+    place = Path(os.environ.get("PRETOK_OTHERS", "/none")) / name
+    if not place.exists():
+        pytest.skip(
+            f"python3 -m venv FOLDER/{name} && FOLDER/{name}/bin/pip install {packages}; PRETOK_OTHERS=FOLDER"
+        )
+    if name == "dolma":  # it strips texts, and has tokenizers 0.19, which reads merges as strings only
+        data = read_json(path := Path("model/tokenizer.json"))
+        texts = [json.loads(line)["text"].strip() for line in Path("it.jsonl").read_text().splitlines()]
+        expected = [[*one, 0] for one in ids_of_library(data, texts)]
+        data["model"]["merges"] = [" ".join(pair) for pair in data["model"]["merges"]]
+        path.write_text(json.dumps(data))
+    if name == "megatron":
+        Path("tools").symlink_to(place / "Megatron-LM" / "tools")
+    command = next(block for language in ("python", "sh") for block in blocks(section, language))
+    if "import" in command:
+        Path("block.py").write_text(command)
+        command = "python block.py"
+    there = os.environ | {
+        "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(place / "Megatron-LM"),
+    }
+    ended = subprocess.run(shlex.split(command), env=there, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    files = [*Path("tokens").glob("*.npy"), *Path("tokens").glob("*.bin"), *Path().glob("it_*.bin")]
+    dtype = ', dtype = "uint16"' if name == "dolma" else ""
+    Path("r.toml").write_text(
+        f'out = "again"\nvocab.path = "model"\nshards.val_fraction = 0\n[sources.it]\n'
+        f'inputs = {json.dumps(list(map(str, files)))}\ntokens = {{ tokenizer = "model"{dtype} }}\n'
+    )
+    assert run_command(["tokenize", "r.toml", "--workers", "0"]) == 0
+    (old,), (new,) = files, Path("again/shards/it").glob("*.bin")
+    assert old.read_bytes() == new.read_bytes()
     assert made("again/shards") == sorted(expected)

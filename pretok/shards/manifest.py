@@ -200,7 +200,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         # What was removed from a shard follows from its tokens.
         shards = [
             replace(shard, folder=NOWHERE, removed=None)
-            if shard.removed or shard.folder != NOWHERE
+            if shard.removed or shard.folder is not NOWHERE
             else shard
             for shard in self.shards
         ]
@@ -230,7 +230,9 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         others = [file for file in others if file["path"] in roots]
         head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, **body}
         head |= {"shards": len(shards), "side_files": len(others)}
-        return tuple(canonical_json(entry) for entry in (head, *shards, *others))
+        # msgspec writes the same bytes as `canonical_json` in a tenth of the time: files hold no number with a point.
+        files = (msgspec.json.encode(entry, order="sorted") for entry in (*shards, *others))
+        return (canonical_json(head), *files)
 
     def versions(self) -> Iterator[Manifest]:
         """This manifest, then the earlier ones, the latest first. Older ones have no counts.
@@ -471,8 +473,9 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
                 f"{path} was edited or damaged: it states {key} {said!r}, its contents have {now}"
             )
     # Nothing else knows these records yet, and a copy of each would take as long as reading them.
+    folder = path.parent
     for record in (manifest, *manifest.shards):
-        msgspec.structs.force_setattr(record, "folder", path.parent)
+        msgspec.structs.force_setattr(record, "folder", folder)
     return manifest
 
 

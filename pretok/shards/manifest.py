@@ -234,14 +234,14 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         files = (msgspec.json.encode(entry, order="sorted") for entry in (*shards, *others))
         return (canonical_json(head), *files)
 
-    def versions(self) -> Iterator[Manifest]:
-        """This manifest, then the earlier ones, the latest first. Older ones have no counts.
+    @cached_property
+    def former(self) -> Manifest | None:
+        """The manifest before the last change, without counts; None if nothing has changed.
 
-        Raises IntegrityError if the history does not give the fingerprints that it states: runs rely on that.
+        Raises IntegrityError if the history does not give the fingerprint that it states: runs rely on that.
         """
-        yield self
         if not self.history:
-            return
+            return None
         *earlier, event = self.history
         former = event.removal.former if event.removal else {}
         seen: Counter[tuple[str, str]] = Counter()
@@ -249,7 +249,8 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         for shard in self.shards:  # new shards follow those of the same source and split
             seen[shard.source, shard.split] += 1
             if seen[shard.source, shard.split] <= event.shards.get(shard.source, {}).get(shard.split, 0):
-                shards.append(replace(shard, root=former.get(shard.path, shard.root)))
+                changed = shard.path in former
+                shards.append(replace(shard, root=former[shard.path]) if changed else shard)
         sources = dict.fromkeys(event.shards, UNCOUNTED)
         old = replace(self, shards=tuple(shards), sources=sources, history=tuple(earlier))
         if old.fingerprint != event.fingerprint:
@@ -257,18 +258,26 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
                 f"{self.folder / FILE_NAME}: history[{len(earlier)}] does not fit the shards; the file was damaged or "
                 "edited"
             )
-        yield from old.versions()
+        return old
+
+    def versions(self) -> Iterator[Manifest]:
+        """This manifest, then the earlier ones, the latest first. Older ones have no counts. Raises IntegrityError."""
+        one: Manifest | None = self
+        while one is not None:
+            yield one
+            one = one.former
+
+    def was(self, fingerprint: str) -> Manifest | None:
+        """The manifest that the folder had under this fingerprint, or None; an older one has no counts.
+
+        Raises IntegrityError.
+        """
+        return next((one for one in self.versions() if one.fingerprint == fingerprint), None)
 
     def as_of(self, fingerprint: str) -> Manifest | None:
-        """The manifest that the folder had under this fingerprint, or None. An older one has the counts of its shards,
-        but not those of records read and rejected. Raises IntegrityError."""
-        old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
+        """As `was`, but an older manifest has the counts of its shards, not those of records read and rejected."""
+        old = self.was(fingerprint)
         return old if old is None or old is self else old.counted()
-
-    def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
-        """The shards, with their roots, that the folder had under this fingerprint, or None. Raises IntegrityError."""
-        old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
-        return old.shards if old else None
 
     @property
     def removals(self) -> tuple[Removal, ...]:
@@ -376,7 +385,14 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     def of(self, source: str, split: str = "train") -> tuple[Shard, ...]:
         """The shards of one source and split in stream order."""
-        return tuple(s for s in self.shards if s.source == source and s.split == split)
+        return self._by_source.get((source, split), ())
+
+    @cached_property
+    def _by_source(self) -> dict[tuple[str, str], tuple[Shard, ...]]:
+        found: dict[tuple[str, str], list[Shard]] = {}
+        for shard in self.shards:
+            found.setdefault((shard.source, shard.split), []).append(shard)
+        return {key: tuple(shards) for key, shards in found.items()}
 
     @property
     def conversations(self) -> tuple[str, ...]:

@@ -153,15 +153,16 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
     A query reads only the columns that it names, from the Parquet files. Without shards there are no views. Raises
     IntegrityError if a ledger is missing.
     """
-    for shard in manifest.shards:
-        if not shard.ledger_path.exists():
-            raise IntegrityError(f"{shard.ledger_path} is missing; see pretok verify")
+    ledgers = [shard.ledger_path for shard in manifest.shards]
+    for path in ledgers:
+        if not path.exists():
+            raise IntegrityError(f"{path} is missing; see pretok verify")
     if not manifest.shards:
         return
     # Each Parquet file, a ledger or joined columns, has one row for each document of a shard, in order. So the number
     # of a row in its file, with the documents before the shard, identifies a document.
     placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
-    paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
+    paths = [(path, shard.path) for path, shard in zip(ledgers, manifest.shards, strict=True)]
     paths += [(notes.folder / part.path, shard) for notes in joined for shard, part in notes.parts.items()]
     files = [
         {
@@ -185,13 +186,13 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
     make_table(connection, "pieces", [*pieces, empty])
     known = any(shard.removed for shard in manifest.shards)
     removed = "" if known else "".join(f", NULL::VARCHAR AS {name}" for name in REMOVED.names)
-    ledgers = parquet((shard.ledger_path for shard in manifest.shards), f"union_by_name = true, {ROWS}")
+    rows = parquet(ledgers, f"union_by_name = true, {ROWS}")
     connection.execute(
         f"""CREATE VIEW ledger AS
         SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
             d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number){removed}
-        FROM {ledgers} d
+        FROM {rows} d
         JOIN row_files f ON f.path = d."pretok:file"
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
 from pretok.base.tokens import Bytes, Ints
-from pretok.shards.manifest import Shard
+from pretok.shards.shard_file import SPANS_SUFFIX, Shard
 from pretok.shards.spans import ShardSpans
-from pretok.stream.flat_tokens import file_limit, ranges
+from pretok.stream.flat_tokens import ShardPaths, file_limit, ranges
 from pretok.tokenizer.kinds import KINDS, TEXT
 
 Mask = npt.NDArray[np.bool_]
@@ -57,7 +57,7 @@ class Learned:
     """
 
     def __init__(self, shards: Sequence[Shard], learn: Sequence[Collection[str]]) -> None:
-        self._shards = tuple(shards)
+        self._paths, self._tokens = ShardPaths(shards), np.array([shard.tokens for shard in shards], np.int64)
         wanted = [[not some or kind in some for kind in KINDS] for some in learn]
         self._learned = np.array(wanted, np.bool_)
         # Plain text is learned whatever kinds are chosen: `learn` is about conversations.
@@ -135,8 +135,8 @@ class Learned:
         """Return the spans of a shard, from the cache of mapped files. Raises IntegrityError."""
         spans = self._files.pop(shard, None)
         if spans is None:
-            spans = ShardSpans(self._shards[shard].spans_path)
-            if spans.tokens != self._shards[shard].tokens:
+            spans = ShardSpans(self._paths[shard].with_suffix(SPANS_SUFFIX))
+            if spans.tokens != self._tokens[shard]:
                 raise self._damaged(np.array([shard]), np.array([True]))
             if len(self._files) >= self._limit:
                 self._files.popitem(last=False)
@@ -145,7 +145,7 @@ class Learned:
 
     def _damaged(self, shards: Ints, wrong: Mask) -> IntegrityError:
         """Return an error that names the first of `shards` (p,) that is `wrong` (p,)."""
-        path = self._shards[int(shards[np.argmax(wrong)])].spans_path
+        path = self._paths[int(shards[np.argmax(wrong)])].with_suffix(SPANS_SUFFIX)
         return IntegrityError(
             f"{path} does not cover every token of its shard: it was damaged; run pretok verify"
         )

@@ -291,7 +291,7 @@ def natural_mix(
     return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", tuple(sources), (Stage(quotas),))
 
 
-def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:
+def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, tuple[Shard, ...]]:
     """Return the shards of each source of a mix, as they were when it was made. MismatchError if they have changed."""
     return {
         name: shards_of(mix.manifest, name, mix.split, manifest)
@@ -299,16 +299,16 @@ def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:
     }
 
 
-def shards_of(fingerprint: str, source: str, split: str, manifest: Manifest) -> list[Shard]:
+def shards_of(fingerprint: str, source: str, split: str, manifest: Manifest) -> tuple[Shard, ...]:
     """Return the shards of a source when all shards had this fingerprint. MismatchError if they never had it."""
-    shards = manifest.was(fingerprint)
-    if shards is None:
+    was = manifest.was(fingerprint)
+    if was is None:
         raise MismatchError(
             f"the mix was made for shards with fingerprint {fingerprint}; {manifest.folder} has "
             f"{manifest.fingerprint} and has not grown from those: name the shards it was made for, or make it again "
             "with pretok mix"
         )
-    return [shard for shard in shards if (shard.source, shard.split) == (source, split)]
+    return was.of(source, split)
 
 
 def behind(shards: Sequence[Shard], begin: int) -> list[Shard]:

@@ -60,7 +60,7 @@ def test_shards_grow_beside_a_job_that_reads_them_and_what_it_reads_stays(
     assert (sorted(before.sources), sorted(now.sources)) == (["en"], ["en", "it"])
     assert {path: path.read_bytes() for path in before.roots} == read
     assert [event.fingerprint for event in now.history] == [before.fingerprint]
-    assert now.was(before.fingerprint) == before.shards
+    assert now.was(before.fingerprint).shards == before.shards
 
 
 def test_run_holds_from_its_start_what_its_last_steps_write(work: Path, vocab_dir: Path, monkeypatch) -> None:

@@ -3,6 +3,7 @@ of mixes are in test_model.py."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -67,6 +68,16 @@ def test_a_mask_is_the_same_however_it_is_asked_for(
         found = batch["labels"].numpy() != IGNORE
         np.testing.assert_array_equal(found, masks[4 * number : 4 * number + 4])
     assert number == len(view) // 4 - 1
+
+
+def test_a_view_is_sent_without_the_records_of_its_shards(shards: Path) -> None:
+    """A process that reads needs of each only its path and size: 100,000 records took it 22 MB and a second."""
+    view = pretok.stream.open(shards, seq_len=31)
+    assert view.masked
+    sent = pickle.dumps(view)
+    assert b"ShardPaths" in sent
+    assert b"pretok.shards" not in sent
+    np.testing.assert_array_equal(pickle.loads(sent).loss(3), view.loss(3))
 
 
 def test_another_learn_is_another_stream(shards: Path, tmp_path: Path) -> None:

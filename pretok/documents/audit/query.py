@@ -95,7 +95,7 @@ def _make_tables(connection: Any, manifest: Manifest) -> None:
     named = ("source", "split", "tokens", "documents", "text_bytes")
     counted = ("tokens", "documents", "bytes", "read")
     shards = [
-        {"path": str(shard.bin_path), **{name: getattr(shard, name) for name in named}}
+        {"path": f"{manifest.folder}/{shard.path}", **{name: getattr(shard, name) for name in named}}
         for shard in manifest.shards
     ]
     sources = [

@@ -65,7 +65,8 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
                 f"{gone.reason} (fingerprint before {event.fingerprint})"
             )
             continue
-        tokens = sum(shard.tokens for shard in manifest.was(event.fingerprint) or ())
+        was = manifest.was(event.fingerprint)
+        tokens = sum(shard.tokens for shard in was.shards) if was else 0
         console.notice(
             f"grown from {plural(tokens, 'token')} of {', '.join(event.shards)} (fingerprint {event.fingerprint})"
         )

@@ -274,7 +274,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return old
 
     def versions(self) -> Iterator[Manifest]:
-        """Yield this manifest, then the earlier ones, the latest first. Older ones have no counts. Raises IntegrityError."""
+        """Yield this manifest, then the earlier ones, the latest first, which have no counts. Raises IntegrityError."""
         one: Manifest | None = self
         while one is not None:
             yield one

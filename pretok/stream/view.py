@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
-from pretok.base.tokens import Ints, Tokens
+from pretok.base.tokens import Ints, Tokens, padded_targets
 from pretok.base.tree import LEAF, prove_file, prove_nodes
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.flat_tokens import FlatTokens, OpenFiles
@@ -336,8 +336,7 @@ class View:
         self.tokens.read(reads, tokens)
         if not loss:
             return tokens, None
-        ends = tokens == self.eod_id
-        again = ends[:, 1:] & ends[:, :-1]
+        again = padded_targets(tokens, self.eod_id)
         # `again` is new memory, while the mask belongs to all positions that were located together.
         if mask is None:
             return tokens, np.logical_not(again, out=again)

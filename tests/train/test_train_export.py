@@ -24,6 +24,7 @@ from tokenizing import run as run_stage
 torch = needs("torch")
 transformers = needs("transformers")
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, processors
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
@@ -93,6 +94,28 @@ def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
     assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", load_vocab(shards, eod="<eod>").tokens[3])
     assert transformers.AutoTokenizer.from_pretrained(out)("a")["input_ids"][0] == 3
+
+
+@pytest.mark.parametrize("bos", [None, 3])
+def test_an_export_puts_around_a_text_what_the_run_had(tmp_path: Path, bos: int | None) -> None:
+    """Though the tokenizer of the first model puts other tokens there."""
+    shards = make_shards(tmp_path / "shards", {"it": [[3, *range(4, 50)]] * 40}, vocab_size=60)
+    add_tokenizer(shards)
+    path = shards / "tokenizer.json"
+    library = Tokenizer.from_file(str(path))
+    begin, end = (library.id_to_token(number) for number in (5, 0))
+    library.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {end}", special_tokens=[(begin, 5), (end, 0)]
+    )
+    path.write_text(
+        json.dumps(read_json(path) | {"post_processor": json.loads(library.to_str())["post_processor"]})
+    )
+    manifest = load_manifest(shards)
+    write_manifest(shards, replace(manifest, tokenizer=replace(manifest.tokenizer, bos_id=bos)))
+    loop.train(tiny_config(shards, tmp_path, steps=1, attention="document"))
+    out = exported(tmp_path / "run", tmp_path / "model")
+    ids = transformers.AutoTokenizer.from_pretrained(out)("a")["input_ids"]
+    assert ids == [*([] if bos is None else [bos]), library.token_to_id("a")]
 
 
 QUESTIONS = {"it": ("Il cielo è", [" oro", " blu"]), "en": ("The sea is", [" dry", " wet"])}

@@ -353,8 +353,7 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     if chats:
         files[TEMPLATE_FILE], spoken = chats[0][0].encode(), chats[0][1]
     roles, given = _table(places.get(CONFIG_FILE)), _table(places.get(GENERATION_FILE))
-    if meta.bos_id is not None:
-        files[TOKENIZER_FILE] = _with_bos(files[TOKENIZER_FILE], meta.bos_id, names[meta.bos_id])
+    files[TOKENIZER_FILE] = _as_trained(files[TOKENIZER_FILE], meta.bos_id, names)
     bos = {} if meta.bos_id is None else {"bos_token": names[meta.bos_id]}
     turns = [end for *_, end in chats]
     generation = given | _generation(meta, given, _name(roles.get("pad_token")), names, turns)
@@ -395,19 +394,25 @@ def _generation(
     return bos | {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": pad}
 
 
-def _with_bos(content: bytes, bos_id: int, bos: str) -> bytes:
-    """Return a tokenizer.json that puts BOS before a text. transformers takes it from nowhere else."""
+def _as_trained(content: bytes, bos_id: int | None, names: dict[int, str]) -> bytes:
+    """Return a tokenizer.json that puts the run's BOS before a text, if it has one, and nothing else around it.
+
+    transformers takes it from nowhere else, and the first model may have had another beginning.
+    """
     from tokenizers import Tokenizer
 
-    if Tokenizer.from_str(content.decode()).encode("").ids[:1] == [bos_id]:
+    if Tokenizer.from_str(content.decode()).encode("").ids == ([] if bos_id is None else [bos_id]):
         return content
-    single = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    template = {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
-    }
+    template = None
+    if bos_id is not None:
+        bos = names[bos_id]
+        single = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        template = {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
+        }
     return json.dumps(json.loads(content) | {"post_processor": template}, ensure_ascii=False).encode()
 
 

@@ -25,6 +25,7 @@ TITLES = {
     "end_to_end": "`pretok tokenize`, without start-up",
     "parts": "Each part of tokenization alone, one core, MB/s of text",
     "startup": "From the command to the prompt, seconds",
+    "scale": "A long job with new words all the time, 2 workers",
     "files": "Many files of three documents, 2 workers",
     "remote": "Inputs from an S3 server 50 ms away, one process",
     "loader": "Loaders of torch, sequences of 4,096 from memory, ms per million tokens",
@@ -73,11 +74,12 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=3, help="runs of each case (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="size in proportion to that of results.md")
+    parser.add_argument("--gigabytes", type=float, default=15, help="text of the section scale (default 15)")
     arguments = parser.parse_args()
     os.environ.update(child_environment())  # worker processes import this package too
     sections = QUOTED if "all" in arguments.sections else arguments.sections
     with tempfile.TemporaryDirectory(prefix="pretok-", dir=arguments.work) as folder:
-        inputs = Inputs(Path(folder), arguments.vocab, arguments.scale, arguments.runs)
+        inputs = Inputs(Path(folder), arguments.vocab, arguments.scale, arguments.runs, arguments.gigabytes)
         for name in sections:
             if name == "report":
                 continue

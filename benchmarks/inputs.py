@@ -24,12 +24,13 @@ SLICE = 24
 class Inputs:
     """What a benchmark gets. folder: where it may write; given: a folder with a tokenizer.json, None to train one of
     50,000 entries; scale: a number in proportion to which all sizes are chosen, 1 for those of the reported figures;
-    runs: how often each case is measured."""
+    runs: how often each case is measured; gigabytes: of text of the long job."""
 
     folder: Path
     given: Path | None = None
     scale: float = 1
     runs: int = 3
+    gigabytes: float = 15
 
     def scaled(self, number: int) -> int:
         """A size for this scale."""

@@ -240,3 +240,36 @@ def test_words_are_forgotten_before_they_fill_the_memory(
         assert np.array_equal(borders, offsets)
     assert 2 <= len(resident) < 8
     assert max(resident) - resident[0] < 200 << 20  # 2.4 million words take 230 MB and more where they stay
+
+
+def test_words_leave_a_worker_in_the_memory_that_the_docs_give_it(vocab: Vocabulary) -> None:
+    """600 MB, of which code and a batch take 250: 3.4 million words, at which the engine's table has doubled again."""
+    engine, least, most = FastEngine(vocab), resident_bytes(), 0
+    for seed in range(17):
+        engine.encode(new_words(seed, 200_000))
+        most = max(most, resident_bytes())
+    assert most - least < 320_000_000
+
+
+def test_what_was_freed_and_a_document_that_is_gone_do_not_let_the_words_stay_longer(
+    vocab: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound begins at the least memory since the last load, which a load beside a large document does not see."""
+    now, loads, freed = [5 << 30], [], []
+    monkeypatch.setattr(encoder_module, "resident_bytes", lambda: now[0])
+    monkeypatch.setattr(encoder_module, "give_back_memory", lambda: freed.append(engine_is_gone()))
+    engine: list[FastEngine] = []
+
+    def engine_is_gone() -> bool:
+        return not engine or engine[0]._tokenizer is None
+
+    engine.append(FastEngine(vocab))
+    load = FastEngine._load
+    monkeypatch.setattr(FastEngine, "_load", lambda self: (loads.append(now[0]), load(self)))
+    few = pa.array(["uno due"], pa.large_string())
+    bound, base = encoder_module.CACHE_BYTES, 1 << 30
+    for resident in (5 << 30, base, base + bound, base + bound + 1, base + 2 * bound, base + 2 * bound + 2):
+        now[0] = resident
+        engine[0].encode(few)
+    assert loads == [base + bound + 1, base + 2 * bound + 2]
+    assert freed == [True] * 3

@@ -65,7 +65,7 @@ def run(path: Path, record: RecordFormat, encoder: Encoder, size: int) -> Row:
             encode_spans(encoder, batch.texts, batch.spans)
         encoding += time.process_time() - before
     both = time.process_time() - began
-    return {"read and encode": size / both / 1e6, "encode": size / encoding / 1e6}
+    return {"read and encode": size / max(both, 1e-9) / 1e6, "encode": size / max(encoding, 1e-9) / 1e6}
 
 
 def measure(inputs: Inputs) -> Table:

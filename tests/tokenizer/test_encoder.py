@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -242,13 +244,19 @@ def test_words_are_forgotten_before_they_fill_the_memory(
     assert max(resident) - resident[0] < 200 << 20  # 2.4 million words take 230 MB and more where they stay
 
 
-def test_words_leave_a_worker_in_the_memory_that_the_docs_give_it(vocab: Vocabulary) -> None:
-    """600 MB, of which code and a batch take 250: 3.4 million words, at which the engine's table has doubled again."""
+def grown(vocab: Vocabulary) -> int:
+    """How many bytes this process grows by 3.4 million words, at which the engine's table has doubled again."""
     engine, least, most = FastEngine(vocab), resident_bytes(), 0
     for seed in range(17):
         engine.encode(new_words(seed, 200_000))
         most = max(most, resident_bytes())
-    assert most - least < 320_000_000
+    return most - least
+
+
+def test_words_leave_a_worker_in_the_memory_that_the_docs_give_it(vocab: Vocabulary) -> None:
+    """600 MB, of which code and a batch take 250. In a process of its own, as other tests leave memory behind."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        assert pool.submit(grown, vocab).result() < 320_000_000
 
 
 def test_what_was_freed_and_a_document_that_is_gone_do_not_let_the_words_stay_longer(

@@ -36,7 +36,12 @@ def ray_head() -> Iterator[str]:
     try:
         # `ray.init` of the commands would wait too, and that is not to be measured.
         status = [*command[:1], "status", f"--address={address}"]
-        while subprocess.run(status, env=environment, capture_output=True, check=False).returncode:
+        until = time.monotonic() + 60
+        while (
+            answer := subprocess.run(status, env=environment, capture_output=True, check=False)
+        ).returncode:
+            if time.monotonic() > until:
+                raise SystemExit(f"no answer of Ray: {answer.stderr.decode()[-500:]}")
             time.sleep(0.5)
         time.sleep(3)  # its first workers start
         yield address

@@ -254,7 +254,7 @@ def grown(vocab: Vocabulary) -> int:
 
 
 def test_words_leave_a_worker_in_the_memory_that_the_docs_give_it(vocab: Vocabulary) -> None:
-    """600 MB, of which code and a batch take 250. In a process of its own, as other tests leave memory behind."""
+    """750 MB, of which code and a batch take 250. In a process of its own, as other tests leave memory behind."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         assert pool.submit(grown, vocab).result() < 320_000_000
 

@@ -353,7 +353,9 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     if chats:
         files[TEMPLATE_FILE], spoken = chats[0][0].encode(), chats[0][1]
     roles, given = _table(places.get(CONFIG_FILE)), _table(places.get(GENERATION_FILE))
-    files[TOKENIZER_FILE] = _as_trained(files[TOKENIZER_FILE], meta.bos_id, names)
+    # Conversations have the BOS of their template; without the shards nobody knows whether there were any.
+    if meta.bos_id is not None or (shards.exists() and "bos_token" not in spoken):
+        files[TOKENIZER_FILE] = _as_trained(files[TOKENIZER_FILE], meta.bos_id, names)
     bos = {} if meta.bos_id is None else {"bos_token": names[meta.bos_id]}
     turns = [end for *_, end in chats]
     generation = given | _generation(meta, given, _name(roles.get("pad_token")), names, turns)

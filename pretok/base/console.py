@@ -111,9 +111,7 @@ class Gauge:
     @property
     def share(self) -> float | None:
         """The share of the whole that is done, 0 to 1; None while the whole is unknown."""
-        if not self.expected:
-            return None
-        return min(NEARLY / 100, (_amount(self.before, self.unit) + self.done) / self.expected)
+        return share_of(_amount(self.before, self.unit) + self.done, self.expected)
 
     @property
     def rate(self) -> float:
@@ -143,7 +141,7 @@ class Gauge:
         if rate:
             speed = f"{size(rate)}{unit}/s"
         found = {
-            "percent": "" if share is None else f"{int(share * 100)} %",
+            "percent": percent(share),
             "amount": f"{size(before + done)}{whole}{unit}" if done or before else "",
             "rate": speed,
             "left": "" if left is None else f"{duration(left)} left",
@@ -178,6 +176,16 @@ class Gauge:
         notes += [f"{start:.1f} s to start"] if size and start >= 1 else []
         more = f" ({', '.join(notes)})" if notes else ""
         return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{seconds:.1f} s{more}"
+
+
+def share_of(done: int, expected: int) -> float | None:
+    """Return the share of the expected that is done, 0 to 1; None if nothing is known of it."""
+    return min(NEARLY / 100, done / expected) if expected else None
+
+
+def percent(share: float | None) -> str:
+    """Return a share as words, "" for None."""
+    return "" if share is None else f"{int(share * 100)} %"
 
 
 def _amount(counts: Mapping[str, int], unit: str) -> int:

@@ -312,10 +312,10 @@ def read_json(path: Path) -> Any:
     Raises IntegrityError that names the file if it cannot be read or is not JSON as we write it, without NaN, numbers
     of thousands of digits, endless nesting and lone surrogates.
     """
-    return _decoded(read_bytes(path), str(path))
+    return _decoded(read_file(path), str(path))
 
 
-def read_bytes(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """Read a whole file. Raises IntegrityError."""
     with reading(path):
         try:

@@ -25,7 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pretok.base.console import NEARLY, Console, Gauge, Table
+from pretok.base.console import Console, Gauge, Table, percent, share_of
 from pretok.base.joblog import JobLog
 from pretok.base.records import to_json
 from pretok.base.units import duration
@@ -230,9 +230,8 @@ def _bars(gauge: Gauge, width: int, height: int) -> Group:
     lines = [_bar(gauge, width)]
     if len(running) > 1:  # one task alone is the step
         for name, (done, expected) in running[: height // 2 - 1]:
-            share = min(NEARLY / 100, done / expected) if expected else None
-            percent = [] if share is None else [f"{int(share * 100)} %"]
-            lines.append(_line(f"  {visible(name)}", share, percent))
+            share = share_of(done, expected)
+            lines.append(_line(f"  {visible(name)}", share, [*filter(None, [percent(share)])]))
     return Group(*lines)
 
 

@@ -162,6 +162,12 @@ def stamps_of(inputs: Sequence[InputFile]) -> dict[str, Stamp]:
     return dict(zip((file.path for file in inputs), map_reads(stamp, inputs), strict=True))
 
 
+def _forget_listing(path: str) -> None:
+    """Let the next request of a URL ask its server: fsspec may have cached a listing."""
+    if is_remote(path):
+        server_of(path)[0].invalidate_cache()
+
+
 def what_changed(file: InputFile, before: Stamp) -> str:
     """Say how a file differs from the planned one, or that it was written to in the meantime; "" if neither.
 
@@ -170,8 +176,7 @@ def what_changed(file: InputFile, before: Stamp) -> str:
     if file.format in (UNREADABLE, REFUSED):
         return ""
     try:
-        if is_remote(file.path):  # fsspec may have cached a listing
-            server_of(file.path)[0].invalidate_cache()
+        _forget_listing(file.path)
         _, _, size, identity = tried(lambda: identify_input(file.path, file.format))
     except OSError as error:
         problem: str = masked(f"changed since it was planned: {error}")
@@ -194,8 +199,7 @@ def read_small(file: InputFile, planned: Stamp) -> bytes | None:
     try:
         whole = file.size <= IDENTITY_BYTES  # then the identity covers all bytes
         before = None if whole else planned or stamp(file)
-        if is_remote(file.path):  # fsspec may have cached a listing
-            server_of(file.path)[0].invalidate_cache()
+        _forget_listing(file.path)
         with _open_bare(file.path) as opened:
             data = opened.read(file.size + 1)
         same = whole or stamp(file) == before

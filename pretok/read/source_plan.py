@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from pretok.base.failures import LeftOut
 from pretok.base.records import Count, Record, decode_record, replace, write_record
-from pretok.base.storage import read_bytes
+from pretok.base.storage import read_file
 from pretok.base.units import unit_name
 from pretok.read.files import InputFile, Stamp
 from pretok.read.format import Piece
@@ -206,4 +206,4 @@ def write_plan(path: Path, plan: SourcePlan) -> None:
 
 def read_plan(path: Path) -> SourcePlan | None:
     """Return the plan in a file, or None if there is none."""
-    return decode_record(SourcePlan, read_bytes(path), path) if path.exists() else None
+    return decode_record(SourcePlan, read_file(path), path) if path.exists() else None

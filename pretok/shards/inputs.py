@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pretok.base.records import decode_record, replace
-from pretok.base.storage import read_bytes
+from pretok.base.storage import read_file
 from pretok.base.tree import compare_root
 from pretok.read.source_plan import SourcePlan
 from pretok.shards.manifest import Manifest, inputs_name
@@ -34,4 +34,4 @@ def load_appends(manifest: Manifest, source: str) -> list[SourcePlan]:
 @lru_cache(maxsize=4)
 def _load(path: Path, root: str) -> SourcePlan:
     compare_root(path, root)
-    return decode_record(SourcePlan, read_bytes(path), path)
+    return decode_record(SourcePlan, read_file(path), path)

@@ -53,7 +53,7 @@ from pretok.base.records import (
 from pretok.base.storage import (
     canonical_json,
     digest,
-    read_bytes,
+    read_file,
     read_json_lines,
     reading,
     write_json,
@@ -495,7 +495,7 @@ class _File(Manifest, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=2)
 def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
-    data = read_bytes(path)
+    data = read_file(path)
     stated = decode_record(_Head, data, path)
     if not isinstance(stated, _Stated) or stated.format != FORMAT:
         raise IntegrityError(f"{path} is not a manifest of shards")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pretok.base.errors import MismatchError
 from pretok.base.records import Count, Record, decode_record
-from pretok.base.storage import await_files, read_bytes
+from pretok.base.storage import await_files, read_file
 from pretok.base.version import PRETOK_VERSION
 from pretok.read.source_plan import PieceCounts, SourcePlan
 from pretok.screen.benchmark import ItemCount
@@ -47,7 +47,7 @@ class PartitionRecord(Record, frozen=True):
 
 def load_record(path: Path) -> PartitionRecord | None:
     """Return the record at a path, or None."""
-    return decode_record(PartitionRecord, read_bytes(path), path) if path.exists() else None
+    return decode_record(PartitionRecord, read_file(path), path) if path.exists() else None
 
 
 def load_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:

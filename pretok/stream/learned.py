@@ -26,14 +26,12 @@ Mask = npt.NDArray[np.bool_]
 
 
 class KindRanges(NamedTuple):
-    """p pieces of sequences, each inside one shard, and n runs of consecutive tokens of one kind.
-
-    at, until: (p,) the tokens of the output where a piece begins and ends. first: (p,) its first run. length: (n,)
-    tokens of a run. kind: (n,) its number in `tokenizer.kinds`.
-    """
+    """p pieces of sequences, each inside one shard, and n runs of consecutive tokens of one kind."""
 
     at: Ints
+    """(p,) the token of the output where a piece begins."""
     until: Ints
+    """(p,) the token after its last one."""
     first: Ints
     """(p,) its first run."""
     length: Ints

@@ -346,7 +346,7 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
             folders.append(folder)
     # Not file by file: the roles of one folder could contradict the template or the special tokens of another.
     places = _first(folders, BESIDE) | _first(folders, (GENERATION_FILE,))
-    files = {TOKENIZER_FILE: path.read_bytes()} | {name: one.read_bytes() for name, one in places.items()}
+    files = {TOKENIZER_FILE: path.read_bytes()} | {name: file.read_bytes() for name, file in places.items()}
     names = {number: token for token, number in data["model"]["vocab"].items()}
     names |= {token["id"]: token["content"] for token in data["added_tokens"]}
     chats, spoken = _chats(meta), {}

@@ -381,9 +381,9 @@ class Tapes:
         if len(whole := np.flatnonzero(~filed)):
             address = (self.bases[entry] + first)[whole]
             parts.append(TokenRanges(whole, np.zeros_like(whole), address, np.full_like(whole, self._length)))
-        for number in sorted({*entry[filed].tolist()}):
-            mine = np.flatnonzero(entry == number)
-            pieces = self.between(number, first[mine], first[mine] + self._length)
+        for tape in sorted({*entry[filed].tolist()}):
+            mine = np.flatnonzero(entry == tape)
+            pieces = self.between(tape, first[mine], first[mine] + self._length)
             parts.append(pieces._replace(row=mine[pieces.row]))
         return _in_rows(parts)
 

@@ -34,14 +34,14 @@ WORKERS, FILE_BYTES, VARIED = 2, 32_000_000, 3
 
 def varied(inputs: Inputs) -> Iterator[str]:
     """Documents without end. Each pass has letters of its own for a third of them, another third each time."""
-    texts = [text for name in LANGUAGES for text in inputs.texts(name)]
+    texts = [text.encode() for name in LANGUAGES for text in inputs.texts(name)]
     random.Random(0).shuffle(texts)
     number, letters = 0, [*string.ascii_lowercase]
     while True:
         random.Random(number).shuffle(letters)
-        alphabet = str.maketrans(string.ascii_lowercase, "".join(letters))
+        alphabet = bytes.maketrans(string.ascii_lowercase.encode(), "".join(letters).encode())
         for at, text in enumerate(texts):
-            yield text if number == 0 or (at + number) % VARIED else text.translate(alphabet)
+            yield (text if number == 0 or (at + number) % VARIED else text.translate(alphabet)).decode()
         number += 1
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from pretok.base.units import duration, human, human_bytes, plural
 
 Counts = dict[str, int]
-"""Increments of documents, tokens, bytes (of text), rejected, partitions and others. For display only: a task that is
-tried again counts again."""
+"""Increments of documents, tokens, bytes (of text), rejected, partitions and others; below 0 to take back what a task
+counted that failed."""
 NEARLY = 99
 """Highest percentage before the end: the estimate of the whole may be too low."""
 WINDOW = 10.0
@@ -70,6 +70,8 @@ class Gauge:
             now = time.monotonic()
             if not self.counts:  # what came before it is start-up: tasks report about once a second
                 self._worked = max(self._began, now - 1.0)
+            if min(counts.values(), default=0) < 0:
+                self._latest.clear()  # the speed is that of what counts
             self.counts = self.counts + Counter(counts)
             self._latest.append((now, self.done))
             while len(self._latest) > 2 and now - self._latest[1][0] > WINDOW:
@@ -135,7 +137,8 @@ class Gauge:
         done, share, left, rate = self.done, self.share, self.left, self.rate
         before = _amount(self.before, self.unit)
         size = human_bytes if self.unit == "bytes" else human
-        whole = f" of {size(self.expected)}" if self.expected else ""
+        # The size of text in a compressed file is a guess, which the text may exceed.
+        whole = f" of {size(self.expected)}" if self.expected >= before + done else ""
         unit = "" if self.unit == "bytes" else f" {self.unit}"
         speed = "" if self.counts else self.note
         if rate:

@@ -14,7 +14,7 @@ import os
 import pickle
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -155,13 +155,19 @@ class Engine:
 
         A task whose error may pass is tried again after each of `storage.WAITS`, behind those that were not tried yet,
         on whatever worker is free, before its TaskError is yielded. `on_report` gets the index of an item and the
-        increments of its task: about once a second, on Ray at the end of each task. If the map is left before its end,
-        the workers are killed.
+        increments of its task: about once a second, on Ray at the end of each task; and of a try that failed what takes
+        them back. If the map is left before its end, the workers are killed.
         """
         if not items:
             return
         gc.freeze()  # what is loaded now stays loaded: each collection would visit its 200,000 objects
         pool = self._pool()
+        counted: defaultdict[int, Counter[str]] = defaultdict(Counter)
+
+        def report(index: int, counts: Counts) -> None:
+            counted[index].update(counts)
+            on_report(index, counts)
+
         # A heap of the items, each with the time from which on it may begin.
         waiting = [(0.0, index) for index in range(len(items))]
         failed: Counter[int] = Counter()
@@ -178,7 +184,7 @@ class Engine:
                         pause = min(left, POLL_SECONDS)
                         break
                     heappop(waiting)
-                    future = pool.submit(task, items[index], partial(on_report, index))
+                    future = pool.submit(task, items[index], partial(report, index))
                     running[future] = index
                     # A queue gives the futures as they end; `concurrent.futures.wait` would visit all that
                     # run, each time.
@@ -199,8 +205,10 @@ class Engine:
                 # A node has another pretok or Python: a person must mend that, so no task is tried elsewhere.
                 if isinstance(outcome, str):
                     raise UsageError(outcome)
-                on_report(index, outcome.counts)
-                failure = outcome.result
+                report(index, outcome.counts)
+                failure, all_counts = outcome.result, counted.pop(index)
+                if isinstance(failure, TaskError):  # what it did is lost, and will be counted by the next try
+                    on_report(index, {key: -number for key, number in all_counts.items()})
                 if isinstance(failure, TaskError) and failure.again and failed[index] < len(storage.WAITS):
                     logger.warning("trying again: %s", failure.message)
                     # The time puts it behind the items that were not tried yet, which have 0.

@@ -76,6 +76,7 @@ ELSEWHERE = {
 def give_back(case: tuple[str, Path], report: Report) -> object:
     kind, folder = case
     (folder / f"{kind}.{time.time_ns()}").touch()
+    report({"items": 1})
     tries = len(list(folder.glob(f"{kind}.*")))
     if kind in ERRORS:
         raise ERRORS[kind]
@@ -141,7 +142,10 @@ def test_every_item_has_its_outcome_and_only_what_may_pass_is_tried_again(reques
     assert all(o.node and 0 <= o.seconds < 60 and 1 << 20 < o.peak < 1 << 34 for o in outcomes)
     assert seen == {"items": 20}
     kinds = [kind for kind in OUTCOMES if kind not in ELSEWHERE[where]]
-    for outcome in engine.map(give_back, [(kind, tmp_path) for kind in kinds]):
+    seen.clear()
+    for outcome in engine.map(
+        give_back, [(kind, tmp_path) for kind in kinds], lambda _, counts: seen.update(counts)
+    ):
         result, (expected, message, tries) = outcome.result, OUTCOMES[kinds[outcome.index]]
         if isinstance(result, TaskError):
             assert message in result.message
@@ -149,6 +153,7 @@ def test_every_item_has_its_outcome_and_only_what_may_pass_is_tried_again(reques
             result = result.raises
         assert (result, outcome.tries) == (expected, tries)
         assert len(list(tmp_path.glob(f"{kinds[outcome.index]}.*"))) == tries
+    assert seen["items"] == sum(kind == OUTCOMES[kind][0] for kind in kinds)
     if where != "here":
         assert [o.result for o in engine.map(environment, [0])] == [WORKER_ENVIRONMENT]
 

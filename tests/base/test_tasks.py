@@ -63,7 +63,7 @@ def test_every_task_is_an_event_and_all_workers_one(step, console):
     workers = console.events[-1][1]
     assert (workers["nodes"], workers["workers"]) == ({os.uname().nodename: 2}, 1)
     assert 0 <= workers["idle"] < 1
-    assert console.counts["items"] == 5
+    assert console.counts["items"] == 2  # not those of tries that failed
 
 
 KEPT = {

@@ -55,7 +55,7 @@ GAUGES = {
     ),
     "an estimate that is too low": (
         {"counts": {"bytes": 5000}, "expected": 1000}, "5 kB of text, 5 kB/s in 1.0 s",
-        " 99 % · 5 kB of 1 kB · 5 kB/s"
+        " 99 % · 5 kB · 5 kB/s"
     ),
     "nothing yet": ({"expected": 1000}, "1.0 s", " 0 % · starting"),
     "tokens": (

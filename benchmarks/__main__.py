@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,20 +45,36 @@ TITLES = {
 CHANGES = {"changes": "Before and after a change, in turns"}
 """A section that no module measures: each row is from the commit that made the change, and notes say what brought
 nothing."""
+BUSY = 4
+"""Load average from which on other programs took part of the two cores: the benchmarks themselves make 2 to 3."""
 QUOTED = ("peers", "end_to_end", "parts", "startup", "files", "remote", "loader")
 
 
 def report(results: dict[str, Any]) -> str:
     """The page of all that has been measured."""
+    sessions = Counter(map(_session, filter(None, map(results.get, TITLES))))
+    usual = sessions.most_common(1)[0][0]
     pages = []
     for name, title in (TITLES | CHANGES).items():
         if section := results.get(name):
-            notes = "".join(f"{note}\n\n" for note in section.get("notes", ()))
-            pages.append(f"## {title}\n\n{markdown(section['rows'])}\n{notes}{section['machine']}\n")
+            notes = [*section.get("notes", ())]
+            if name in TITLES and _session(section) != usual:
+                notes.append(f"Not of the same session: {_session(section)}.")
+            if section.get("load", 0) > BUSY:
+                notes.append(f"Beside other programs, load average {section['load']}.")
+            pages.append(
+                "\n".join([f"## {title}", "", markdown(section["rows"]), *(f"{n}\n" for n in notes)])
+            )
     head = (
-        "Made from results.json by `python -m benchmarks`; the figures are medians. Results vary by machine."
+        "Made from results.json by `python -m benchmarks`; the figures are medians. Results vary by machine. "
+        f"These are of {usual}."
     )
     return "\n".join(["# Measurements", "", head, "", *pages])
+
+
+def _session(section: dict[str, Any]) -> str:
+    """Say where and when a section was measured."""
+    return f"{section['date']}, {section['machine']}"
 
 
 def main() -> None:

@@ -13,7 +13,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,12 +75,12 @@ def timed(function: Callable[[], Result]) -> tuple[Row, Result]:
 
 
 def machine() -> str:
-    """What the figures were measured on, and how busy it was."""
+    """What the figures were measured on."""
     names = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.partition(":")[2].strip() for line in names if "model name" in line), "unknown CPU")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return (
-        f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GB, load average {os.getloadavg()[1]:.1f}; "
+        f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GB; "
         f"{', '.join([f'Python {platform.python_version()}', *filter(None, map(_version, PACKAGES))])}"
     )
 
@@ -91,28 +93,30 @@ def _version(name: str) -> str:
 
 
 def load_results() -> dict[str, Any]:
-    """Name of a section -> {"machine", "rows"}."""
+    """Name of a section -> {"machine", "date", "load", "rows"}; load: the average of five minutes, when it ended."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8")))
 
 
 def save(section: str, table: Table) -> None:
     """Replace one section of results.json."""
     rows = {name: {key: float(f"{value:.4g}") for key, value in row.items()} for name, row in table.items()}
-    results = load_results() | {section: {"machine": machine(), "rows": rows}}
+    when = {"date": date.today().isoformat(), "load": round(os.getloadavg()[1], 1)}
+    results = load_results() | {section: {"machine": machine(), **when, "rows": rows}}
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def markdown(table: Table) -> str:
-    """The table; a column that a case lacks stays empty."""
-    columns = list(dict.fromkeys(key for row in table.values() for key in row))
-    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
-    for name, row in table.items():
-        lines.append(f"| {name} | {' | '.join(_shown(row.get(key)) for key in columns)} |")
-    return "\n".join(lines) + "\n"
+    """The table; cases that have other columns than those above begin one of their own."""
+    tables = []
+    for columns, cases in groupby(table.items(), key=lambda case: tuple(case[1])):
+        lines = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+        for name, row in cases:
+            cells = [name.replace("|", "\\|"), *map(_shown, row.values())]
+            lines.append(f"| {' | '.join(cells)} |")
+        tables.append("\n".join(lines) + "\n")
+    return "\n".join(tables)
 
 
-def _shown(value: float | None) -> str:
+def _shown(value: float) -> str:
     """Three digits, or all before the point."""
-    if value is None:
-        return ""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

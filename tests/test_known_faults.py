@@ -38,7 +38,7 @@ TEXTS = [f"documento numero {n} con un poco di testo, perché no? {'bla ' * (n %
 
 
 def fault(threads: str, there: str, here: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """List a test as a row of the page. threads: such as `NVIDIA/Megatron-LM#705`, separated by spaces."""
+    """List a test as an entry of the page. threads: such as `NVIDIA/Megatron-LM#705`, separated by spaces."""
 
     def listed(test: Callable[..., None]) -> Callable[..., None]:
         FAULTS.append((threads, there, here, test))
@@ -349,8 +349,8 @@ def test_ids_of_no_entry_in_shards_are_named(
 
 
 def page() -> str:
-    """docs/known-faults.md: what a person wrote, and a row for each fault."""
-    table = ["| thread | there | here | test |", "|---|---|---|---|"]
+    """docs/known-faults.md: what a person wrote, and an entry for each fault."""
+    listed = []
     for threads, there, here, test in FAULTS:
         links = []
         for thread in threads.split():
@@ -358,8 +358,8 @@ def page() -> str:
             links.append(
                 f"[{repository.partition('/')[2]} {number}](https://github.com/{repository}/issues/{number})"
             )
-        table.append(f"| {', '.join(links)} | {there} | {here} | `{test.__name__}` |")
-    return "\n".join([PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK, *table, ""])
+        listed.append(f"- {', '.join(links)}: {there} **Here:** {here} `{test.__name__}`")
+    return "\n".join([PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK, *listed, ""])
 
 
 def test_the_page_shows_the_rows() -> None:

@@ -75,9 +75,7 @@ class TrainConfig:
     mix: str | None = _option(
         None, "mix.json, or its URL (default: read each source once)", example='"mix.json"'
     )
-    cache: str | None = _option(
-        None, "folder on a local disk, to cache data from URLs", example='"/local/nvme"'
-    )
+    cache: str | None = _option(None, "local folder to cache data from URLs", example='"/local/nvme"')
     cache_bytes: int | None = _option(
         None,
         "maximum bytes of tokens in the cache (default: no limit). Needs `cache`",
@@ -203,21 +201,19 @@ class TrainConfig:
     )
     val_every: int | None = _option(
         None,
-        "evaluate every N steps and after the last one; 0: never (default: 500 if there is a validation split)",
+        "steps between validations; 0: never (default: 500 if there is a validation split)",
         least=0,
         example="1000",
     )
-    val_sequences: int = _option(
-        256, "maximum number of sequences to evaluate per source", least=1, rare=True
-    )
+    val_sequences: int = _option(256, "most sequences to evaluate per source", least=1, rare=True)
 
     save_every: str = _option(
         "auto",
         "interval between saves: 100 (steps), 10m (minutes), never, or auto: 4 times the start, at most an hour",
         group="checkpoints",
     )
-    keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
-    keep_best: int = _option(0, "number of best checkpoints (by validation loss) to keep", least=0)
+    keep_last: int = _option(3, "newest checkpoints to keep", least=1)
+    keep_best: int = _option(0, "best checkpoints (by validation loss) to keep", least=0)
     milestone: int = _option(0, "save at every multiple of this step, and keep it; 0: never", least=0)
     backup: str | None = _option(
         None, "folder for copies of milestones and best checkpoints", example='"/archive/run"', rare=True
@@ -227,7 +223,7 @@ class TrainConfig:
     wandb: str | None = _option(
         None, "Weights & Biases project; offline unless WANDB_MODE is set", example='"my-project"'
     )
-    profile: int = _option(0, "number of steps to profile into RUN/profile.json", least=0, rare=True)
+    profile: int = _option(0, "steps to profile into RUN/profile.json", least=0, rare=True)
     watts: float | None = _option(
         None, "power of a device in watts, where it cannot be measured", least=0, example="400", rare=True
     )

@@ -149,7 +149,7 @@ class TrainConfig:
     beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=0.999999, rare=True)
     beta2: float = _option(0.95, "beta2 of AdamW", least=0, most=0.999999, rare=True)
     eps: float = _option(1e-8, "epsilon of AdamW", least=0, rare=True)
-    weight_decay: float = _option(0.1, "weight decay; not applied to norms and embeddings", least=0)
+    weight_decay: float = _option(0.1, "not applied to norms and embeddings", least=0)
     clip: float = _option(1.0, "clip the gradient norm to this value; 0: no clipping", least=0)
     z_loss: float = _option(0.0, "weight of the squared log-partition in the loss", least=0, rare=True)
     skip_sigma: float = _option(
@@ -229,7 +229,7 @@ class TrainConfig:
     )
     pue: float | None = _option(
         None,
-        "power usage effectiveness of the site, for the energy report",
+        "power usage effectiveness of the site",
         least=1,
         example="1.1",
         rare=True,

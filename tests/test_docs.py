@@ -265,6 +265,14 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(path), f"{name(page)}: {link}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(
+        r"`(?:python |bash )?((?:tests|benchmarks|pipelines)/[\w/.-]+\.\w+)", page.read_text("utf-8")
+    )
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
 def test_messages_that_are_explained_are_messages_of_ours() -> None:
     page = (ROOT / "docs" / "running.md").read_text("utf-8")
     table = page.partition("\n## Messages\n")[2].partition("\n## ")[0]
@@ -341,11 +349,11 @@ def test_no_block_of_the_site_is_cut(site: Path, width: int) -> None:
 
 def _practices() -> list[tuple[str, str, str]]:
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("## Practices")[2]
-    return re.findall(r"^\| (?!practice )([^|-][^|]*) \| `([^`]+)` \| `([^`]+)` \|$", page, re.MULTILINE)
+    return re.findall(r"^- (.+): `([^`]+)`, `([^`]+)`$", page, re.MULTILINE)
 
 
 def test_every_practice_has_its_option_and_its_test() -> None:
-    """Rows of docs/training.md: an option of `train` or a command of it, and a test that exists."""
+    """The list of docs/training.md: an option of `train` or a command of it, and a test that exists."""
     from train.__main__ import COMMANDS
     from train.config import add_flags, command_parser
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - a row is a line
-"""Every defect of every input format and what becomes of it: the table of docs/inputs.md, row by row.
+"""Every defect of every input format and what becomes of it: the lists of docs/inputs.md, row by row.
 
 A row is tokenized by the command, and its exit code, its documents, its rejects and its message are as the row says;
 then all that the shards say of themselves is added up. docs/inputs.md shows the rows.
@@ -163,7 +163,7 @@ def of_compression(kind: str) -> Iterator[Row]:
     flipped = "data check" if kind == "gz" else "checksum"
     for what, data, texts, says, code, note in (
         ("a truncated frame", whole[:-9], NUMBERED if kind == "gz" else half, f"the {name} stream ends in the middle of a frame: the file is truncated", 3, ""),
-        ("cut where a frame ends", first, half, "", 0, "not detected: compare the counts with the source"),
+        ("cut where a frame ends", first, half, "", 0, "not detected"),
         ("a wrong checksum", flip(whole, -6 if kind == "gz" else -2), half, flipped, 3, ""),
         ("other bytes after the last frame", whole + b"garbage", NUMBERED, f"other bytes follow the last frame of {name}", 3, ""),
         ("uncompressed JSON Lines", numbered(0, 2), NUMBERED[:2], f"read as jsonl, which is not what its name says: in/{file}", 0, "read"),
@@ -515,21 +515,23 @@ def account(manifest: Manifest) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def page() -> str:
-    """docs/inputs.md: what a person wrote, and every row under what becomes of it, by format."""
-    shown: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    """docs/inputs.md: what a person wrote, and every row under what becomes of it, by reason or format."""
+    headings = ("A rejected record, by its reason", "A file that fails", "Refused", "Accepted")
+    shown: dict[str, dict[str, dict[str, dict[str, None]]]] = {heading: {} for heading in headings}
     for row in ROWS:
         reasons = ", ".join(f"`{reason}`" for reason in dict.fromkeys((row.rejects or {}).values()))
-        outcome = "refused" if row.code == 2 else "the file fails" if row.damages else reasons or "accepted"
+        heading = headings[2 if row.code == 2 else 1 if row.damages else 0 if reasons else 3]
         what = re.sub(r" \(`\.\w+`\)$", "", row.what)
         what += f" ({row.note})" if row.note else ""
-        key = (outcome, "" if reasons else row.format)
-        shown.setdefault(key, {}).setdefault(row.format, {})[what] = None
-    table = ["| what becomes of it | input |", "|---|---|"]
-    for (outcome, _), formats in sorted(shown.items(), key=lambda item: "`" not in item[0][0]):
-        inputs = (f"*{name}:* " * bool(name) + "; ".join(whats) for name, whats in formats.items())
-        table.append(f"| {outcome} | {'. '.join(inputs)} |")
-    written = PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK
-    return "\n".join([written, *table, ""])
+        shown[heading].setdefault(reasons or row.format, {}).setdefault(row.format, {})[what] = None
+    listed = [PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK]
+    for heading, items in shown.items():
+        listed += [f"{heading}:", ""]
+        for item, formats in items.items():
+            inputs = (f"*{name}:* " * bool(name) + "; ".join(whats) for name, whats in formats.items())
+            listed.append("- " + f"{item}: " * (heading == headings[0]) + ". ".join(inputs))
+        listed.append("")
+    return "\n".join(listed)
 
 
 def test_the_page_shows_the_rows() -> None:

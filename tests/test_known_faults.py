@@ -38,7 +38,7 @@ TEXTS = [f"documento numero {n} con un poco di testo, perché no? {'bla ' * (n %
 
 
 def fault(threads: str, there: str, here: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """List a test as a row of the page. threads: such as `NVIDIA/Megatron-LM#705`, separated by spaces."""
+    """List a test as an entry of the page. threads: such as `NVIDIA/Megatron-LM#705`, separated by spaces."""
 
     def listed(test: Callable[..., None]) -> Callable[..., None]:
         FAULTS.append((threads, there, here, test))
@@ -84,8 +84,8 @@ def tokenize(work: Path, vocab: Path, *inputs: Any, **options: str) -> list[Any]
 
 @fault(
     "marin-community/marin#5034 huggingface/datatrove#345",
-    "Setting an EOD, or another backend, replaced the tokenizer's post-processor: BOS was missing in whole caches.",
-    "`bos` and `eod` are ids that the writer adds itself; `verify` counts both in every shard.",
+    "Setting an EOD, or another backend, replaced the tokenizer's post-processor: whole caches lacked BOS.",
+    "The writer adds `bos` and `eod` itself; `verify` counts both in every shard.",
 )
 def test_bos_and_eod_stand_around_each_document(
     tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
@@ -102,8 +102,8 @@ def test_bos_and_eod_stand_around_each_document(
 
 @fault(
     "huggingface/datatrove#489 allenai/OLMo#597 allenai/OLMo#757",
-    "The default EOD was another tokenizer's name or id: a crash without a reason, or a separator that nobody knows.",
-    "The EOD is the tokenizer's own; a name that it does not have is refused before anything is read.",
+    "The default EOD was another tokenizer's: a crash, or a separator that nobody knows.",
+    "The EOD is the tokenizer's own; pretok refuses a name that it does not have.",
 )
 def test_an_eod_of_another_tokenizer_is_refused(
     tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
@@ -115,7 +115,7 @@ def test_an_eod_of_another_tokenizer_is_refused(
 
 @fault(
     "huggingface/tokenizers#2058 huggingface/tokenizers#437",
-    "Counts of pairs had 32 bits: in a large corpus the most frequent pair became negative and was never merged.",
+    "Counts had 32 bits: the most frequent pair became negative and was never merged.",
     "Counts have 64 bits.",
 )
 def test_a_pair_that_occurs_three_billion_times_is_merged_first() -> None:
@@ -128,7 +128,7 @@ def test_a_pair_that_occurs_three_billion_times_is_merged_first() -> None:
 
 @fault(
     "NVIDIA/Megatron-LM#1672",
-    "Pointers of an index were added up in 32 bits: beyond 2 GiB they were negative.",
+    "Offsets had 32 bits: beyond 2 GiB they were negative.",
     "Offsets have 64 bits.",
 )
 def test_offsets_beyond_four_gibibytes() -> None:
@@ -140,7 +140,7 @@ def test_offsets_beyond_four_gibibytes() -> None:
 @fault(
     "NVIDIA/Megatron-LM#81",
     "After merging two files, the second one's documents pointed into the first.",
-    "Text that is appended becomes shards of its own, with an index of its own.",
+    "Appended text becomes shards with an index of their own.",
 )
 def test_appended_documents_are_those_of_the_second_file(
     tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
@@ -156,7 +156,7 @@ def test_appended_documents_are_those_of_the_second_file(
 @fault(
     "NVIDIA-NeMo/Nemotron#260",
     "A file cut into 32 parts was read whole for each: every document 32 times.",
-    "Parts are ranges of lines, row groups or documents; what was read is compared with what was written.",
+    "Parts are ranges of lines, row groups or documents; pretok compares what it read and wrote.",
 )
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_file_that_is_cut_gives_each_document_once(
@@ -180,8 +180,8 @@ def test_a_file_that_is_cut_gives_each_document_once(
 
 @fault(
     "axolotl-ai-cloud/axolotl#1265 allenai/open-instruct#1518 mosaicml/composer#1061",
-    "A cache of tokens did not depend on the tokenizer: another model trained on the ids of the one before.",
-    "Shards name the fingerprint of their tokenizer; another one is refused by name, and so is a model of another one.",
+    "A cache did not depend on the tokenizer: another model trained on the ids of the one before.",
+    "Shards name their tokenizer's fingerprint; another tokenizer, or its model, is refused by name.",
 )
 def test_shards_of_another_tokenizer_are_not_used(
     tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
@@ -198,8 +198,8 @@ def test_shards_of_another_tokenizer_are_not_used(
 
 @fault(
     "allenai/open-instruct#1862 huggingface/datatrove#118 meta-llama/llama3#276",
-    "The width of ids followed from a vocabulary's size without added tokens: these did not fit and wrapped around.",
-    "The size is one more than the highest id of any entry.",
+    "The width of ids ignored added tokens, which wrapped around.",
+    "The highest id of any entry decides the width.",
 )
 def test_added_tokens_decide_how_many_bytes_an_id_has() -> None:
     data = tokenizer_data(PATTERNS["gpt2"], ["<|endoftext|>"], [])
@@ -213,8 +213,8 @@ def test_added_tokens_decide_how_many_bytes_an_id_has() -> None:
 
 @fault(
     "NVIDIA/Megatron-LM#2570 allenai/OLMo#778",
-    "Ids outside of the vocabulary, or an array's header taken for ids: a CUDA assertion, or ids silently clamped.",
-    "Files of tokens are checked id by id: such a document is a reject with its place, such a file is refused.",
+    "Ids outside of the vocabulary, or a header read as ids: a CUDA assertion, or ids silently clamped.",
+    "pretok checks files of tokens id by id: such a document is a reject, such a file is refused.",
 )
 def test_ids_outside_of_the_vocabulary_are_found_before_training(
     tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
@@ -236,8 +236,8 @@ def shards(tmp_path: Path) -> Path:
 
 @fault(
     "NVIDIA/Megatron-LM#705",
-    "With weights of 0.999 and 0.001 a source was asked for more samples than it has: IndexError after days.",
-    "A mix knows each source's epochs before training: it is refused, or every position can be read.",
+    "With weights of 0.999 and 0.001 a source had too few samples: IndexError after days.",
+    "`pretok mix` refuses such weights, or every position can be read.",
 )
 def test_extreme_weights_are_refused_or_can_be_read(
     tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
@@ -273,7 +273,7 @@ def test_a_small_source_has_its_share_at_every_prefix(
 @fault(
     "huggingface/accelerate#2823 huggingface/accelerate#4203",
     "After a resume in a later epoch, batches came in the order of another epoch: some twice, some never.",
-    "Position n of a stream is a function of the mix and n alone; the state is one number.",
+    "Position n depends on the mix and n alone; the state is one number.",
 )
 def test_a_resume_in_a_later_epoch_goes_on_where_it_stopped(
     tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
@@ -298,7 +298,7 @@ def test_a_resume_in_a_later_epoch_goes_on_where_it_stopped(
 @fault(
     "NVIDIA/Megatron-Energon#58 NVIDIA/Megatron-Energon#126",
     "A saved state fitted only the ranks and workers that it was saved with.",
-    "Ranks share out positions, so any number of them continues; each position is read once.",
+    "Any number of ranks continues; each position is read once.",
 )
 def test_another_number_of_ranks_continues_the_same_positions() -> None:
     def read(ranks: int, position: int, length: int) -> list[int]:
@@ -329,7 +329,7 @@ def test_a_source_that_is_not_there_is_refused(
 @fault(
     "mlfoundations/open_lm#77",
     "Ids beyond the vocabulary were taken modulo its size: other tokens, and no error.",
-    "Ids of shards are compared with the vocabulary by `verify`, and by the trainer's reader for each batch.",
+    "`verify`, and the trainer's reader for each batch, compare ids with the vocabulary.",
 )
 def test_ids_of_no_entry_in_shards_are_named(
     tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
@@ -349,8 +349,8 @@ def test_ids_of_no_entry_in_shards_are_named(
 
 
 def page() -> str:
-    """docs/known-faults.md: what a person wrote, and a row for each fault."""
-    table = ["| thread | there | here | test |", "|---|---|---|---|"]
+    """docs/known-faults.md: what a person wrote, and an entry for each fault."""
+    listed = []
     for threads, there, here, test in FAULTS:
         links = []
         for thread in threads.split():
@@ -358,8 +358,8 @@ def page() -> str:
             links.append(
                 f"[{repository.partition('/')[2]} {number}](https://github.com/{repository}/issues/{number})"
             )
-        table.append(f"| {', '.join(links)} | {there} | {here} | `{test.__name__}` |")
-    return "\n".join([PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK, *table, ""])
+        listed.append(f"- {', '.join(links)}: {there} **Here:** {here} `{test.__name__}`")
+    return "\n".join([PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK, *listed, ""])
 
 
 def test_the_page_shows_the_rows() -> None:

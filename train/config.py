@@ -75,9 +75,7 @@ class TrainConfig:
     mix: str | None = _option(
         None, "mix.json, or its URL (default: read each source once)", example='"mix.json"'
     )
-    cache: str | None = _option(
-        None, "folder on a local disk, to cache data from URLs", example='"/local/nvme"'
-    )
+    cache: str | None = _option(None, "local folder to cache data from URLs", example='"/local/nvme"')
     cache_bytes: int | None = _option(
         None,
         "maximum bytes of tokens in the cache (default: no limit). Needs `cache`",
@@ -151,7 +149,7 @@ class TrainConfig:
     beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=0.999999, rare=True)
     beta2: float = _option(0.95, "beta2 of AdamW", least=0, most=0.999999, rare=True)
     eps: float = _option(1e-8, "epsilon of AdamW", least=0, rare=True)
-    weight_decay: float = _option(0.1, "weight decay; not applied to norms and embeddings", least=0)
+    weight_decay: float = _option(0.1, "not applied to norms and embeddings", least=0)
     clip: float = _option(1.0, "clip the gradient norm to this value; 0: no clipping", least=0)
     z_loss: float = _option(0.0, "weight of the squared log-partition in the loss", least=0, rare=True)
     skip_sigma: float = _option(
@@ -203,21 +201,19 @@ class TrainConfig:
     )
     val_every: int | None = _option(
         None,
-        "evaluate every N steps and after the last one; 0: never (default: 500 if there is a validation split)",
+        "steps between validations; 0: never (default: 500 if there is a validation split)",
         least=0,
         example="1000",
     )
-    val_sequences: int = _option(
-        256, "maximum number of sequences to evaluate per source", least=1, rare=True
-    )
+    val_sequences: int = _option(256, "most sequences to evaluate per source", least=1, rare=True)
 
     save_every: str = _option(
         "auto",
         "interval between saves: 100 (steps), 10m (minutes), never, or auto: 4 times the start, at most an hour",
         group="checkpoints",
     )
-    keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
-    keep_best: int = _option(0, "number of best checkpoints (by validation loss) to keep", least=0)
+    keep_last: int = _option(3, "newest checkpoints to keep", least=1)
+    keep_best: int = _option(0, "best checkpoints (by validation loss) to keep", least=0)
     milestone: int = _option(0, "save at every multiple of this step, and keep it; 0: never", least=0)
     backup: str | None = _option(
         None, "folder for copies of milestones and best checkpoints", example='"/archive/run"', rare=True
@@ -227,13 +223,13 @@ class TrainConfig:
     wandb: str | None = _option(
         None, "Weights & Biases project; offline unless WANDB_MODE is set", example='"my-project"'
     )
-    profile: int = _option(0, "number of steps to profile into RUN/profile.json", least=0, rare=True)
+    profile: int = _option(0, "steps to profile into RUN/profile.json", least=0, rare=True)
     watts: float | None = _option(
         None, "power of a device in watts, where it cannot be measured", least=0, example="400", rare=True
     )
     pue: float | None = _option(
         None,
-        "power usage effectiveness of the site, for the energy report",
+        "power usage effectiveness of the site",
         least=1,
         example="1.1",
         rare=True,

@@ -34,7 +34,7 @@ ABOVE = {
     "[normalize]": "See [formats](formats.md).",
     "[vocab]": "See [vocabulary](vocabulary.md).",
     "[shards]": "See [inputs](inputs.md), [documents](documents.md).",
-    "[mix]": "See [mix](mix.md). Each `[[mix.stages]]` has `tokens` and `weights`.",
+    "[mix]": "See [mix](mix.md).",
     "[train]": "The flags of `train`, with `_` for `-` ([training](training.md)). `pretok run` supplies `shards` and\n"
     "`mix`. `[[train.phases]]` changes keys marked * from the token count `at` on.",
     "[slurm]": "For `pretok submit`, with a profile ([Slurm](../slurm/README.md)).",
@@ -49,8 +49,7 @@ prints a recipe, a TOML file with all settings of a job. A count may be text suc
 such as `"1/20"`. Relative paths start at the folder of the recipe; `~` and `$VAR` are expanded, `$$` is a dollar sign.
 Unknown keys are refused.
 
-Below, a value in ( ) is an example for a key without a default; of several values, the first is the default. This page
-is generated from the code."""
+Below, a value in ( ) is an example for a key without a default; of several values, the first is the default."""
 COMMON = {
     "[sources.NAME]": ("inputs", "field", "keep"),
     "[vocab]": ("path", "size", "weights"),

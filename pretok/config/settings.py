@@ -222,10 +222,9 @@ class Source(SettingsTable):
 
     inputs: Inputs = key(..., "Files, folders, globs, URLs, or `sample:it`.", ["data/it/*.jsonl.zst"])
     exclude: tuple[str, ...] = key((), "Globs of files to leave out.", ["**/part-0731*"])
-    format: Literal["auto", FormatName] = key("auto", "Format; `auto` looks into the files.")
+    format: Literal["auto", FormatName] = key("auto", "`auto` looks into the files.")
     field: Fields = key(
-        "text",
-        "Field or column with the text, such as `data.text`; of several names, the first that a file has.",
+        "text", "Field with the text, such as `data.text`; of several, the first that a file has."
     )
     messages: str = key("", "Field with the messages of a conversation.", "messages", excludes="field")
     template: str = key("", "Joins fields into one text.", "{question}\n{answer}", excludes="field messages")
@@ -254,7 +253,7 @@ class Source(SettingsTable):
     )
     tokens: Annotated[Tokens | None, "table of tokens"] = key(
         None,
-        "The inputs are token ids of Megatron-LM, datatrove or OLMo, made with this tokenizer.",
+        "The inputs are token ids that this tokenizer made.",
         {"tokenizer": "old/tokenizer.json", "eod": "</s>", "dtype": "uint16"},
         excludes="field messages template keep",
     )
@@ -265,7 +264,7 @@ class Source(SettingsTable):
         "Fields to keep: `[NAME=]FIELD[:TYPE]` of TYPE text, integer, float or boolean.",
         ["id", "url=meta.url"],
     )
-    skip_damaged: bool = key(False, "Leave a damaged file out whole, instead of failing.")
+    skip_damaged: bool = key(False, "Leave damaged files out whole.")
     max_damaged: Count | None = key(
         None, "Most files to leave out by `skip_damaged`. Default: 1 % of them, at least 1.", 20, ge=0
     )

@@ -345,8 +345,8 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
         None if the shards hold a mix.
         """
-        names = (PurePosixPath(file.path).name for file in self.side_files)
-        return frozenset(name.removesuffix(INPUTS_SUFFIX) for name in names if name.endswith(INPUTS_SUFFIX))
+        tables = (file.path for file in self.side_files if file.path.endswith(INPUTS_SUFFIX))
+        return frozenset(PurePosixPath(path).name.removesuffix(INPUTS_SUFFIX) for path in tables)
 
     def appends(self, source: str) -> int:
         """Return the number of appends to a source."""
@@ -389,8 +389,13 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         Raises IntegrityError if a `.bin` or `.idx` is missing or has another size.
         """
         for shard in self.shards:
-            sizes = (shard.bin_path, shard.file_bytes), (shard.index_path, index_size(shard.documents))
-            for path, size in sizes:
+            name = f"{self.folder}/{shard.path}"  # a Path of each would take most of the time
+            sizes = shard.file_bytes, index_size(shard.documents)
+            with suppress(OSError):
+                found = [os.stat(path).st_size for path in (name, name.removesuffix(".bin") + ".idx")]  # noqa: PTH116
+                if tuple(found) == sizes:
+                    continue
+            for path, size in zip((shard.bin_path, shard.index_path), sizes, strict=True):
                 try:
                     check_size(path, size)
                 except IntegrityError as error:

@@ -279,6 +279,26 @@ def test_files_that_are_unknown_or_missing_are_named(shards: Path, here: Engine)
         assert any(name in problem for problem in verify(shards, here))
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_shard_of_another_size_is_named(shards: Path, suffix: str) -> None:
+    manifest = load_manifest(shards)
+    assert manifest.sized() is manifest
+    path = manifest.shards[-1].bin_path.with_suffix(suffix)
+    data = path.read_bytes()
+    for now, said in (
+        (data + b"x", f"{len(data) + 1:,} bytes"),
+        (data[:-1], f"{len(data) - 1:,} bytes"),
+        (None, "is missing"),
+    ):
+        path.unlink()
+        if now is not None:
+            path.write_bytes(now)
+        with pytest.raises(IntegrityError, match=f"^{path} .*{said}.*; run pretok verify {shards}$"):
+            manifest.sized()
+        path.write_bytes(data)
+    manifest.sized()
+
+
 def test_another_folder_or_file_is_refused_with_what_to_do(tmp_path: Path, sealed: Path) -> None:
     assert load_manifest(sealed.parent).folder == sealed
     for path, said in ((sealed / FILE_NAME, "is a file; name"), (tmp_path, "run pretok tokenize")):

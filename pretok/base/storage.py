@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -288,9 +288,12 @@ def canonical_json(value: Any) -> bytes:
     ).encode()
 
 
-def digest(data: bytes) -> str:
-    """Return the 128-bit BLAKE2b of `data`, as 32 hexadecimal digits."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+def digest(data: bytes | Iterable[bytes]) -> str:
+    """Return the 128-bit BLAKE2b of `data`, which may come in parts, as 32 hexadecimal digits."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for part in [data] if isinstance(data, bytes) else data:
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
 def fingerprint(value: Any) -> str:

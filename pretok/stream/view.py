@@ -132,6 +132,9 @@ class _Ahead(NamedTuple):
     mask: Mask | None
 
 
+_NOTHING_AHEAD = _Ahead(0, 0, np.empty((0, 4), np.int64), np.zeros(1, np.int64), None)
+
+
 class View:
     """A stream: `len(view)` positions, each a sequence of seq_len + 1 token ids.
 
@@ -191,8 +194,12 @@ class View:
         if store is not None and self.masked:
             store.fetch_spans(shards)
         self.learned = Learned(shards, [source.learn for source in mix.sources]) if self.masked else None
-        self._ahead = _Ahead(0, 0, np.empty((0, 4), np.int64), np.zeros(1, np.int64), None)
+        self._ahead = _NOTHING_AHEAD
         self._expected = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        # Up to 4 MB that only a reader at the same place could use.
+        return self.__dict__ | {"_ahead": _NOTHING_AHEAD}
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)

@@ -6,8 +6,10 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
+from itertools import product
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,6 +26,7 @@ from pretok.base.records import (
     Record,
     Root,
     Split,
+    decode_many,
     read_record,
     to_json,
 )
@@ -86,6 +89,46 @@ def test_paths_and_digests_are_checked(kind: Any, good: list[str], bad: list[str
     for value in bad:
         with pytest.raises(IntegrityError, match=r"file\.json"):
             read_record(kind, value, "file.json")
+
+
+class Texts(Record, frozen=True):
+    inside: Inside = "a"
+    name: Name = "it"
+    split: Split = "val"
+    root: Root = "0a" * 32
+    of: Name | None = None
+
+
+def test_texts_are_checked_together_as_one_by_one() -> None:
+    """Whichever of many records holds them, and wherever they lie."""
+    paths = ["".join(parts) for length in range(6) for parts in product("./a\0\n", repeat=length)]
+    roots = ["0a" * 32, "0" * 63, "0" * 65, "0A" * 32, "g" * 64, "\u0661" * 64, "0" * 63 + "\n", "é" * 32, ""]
+    names = ["it", "en-2", "città_1", "", "-a", "a/b", "a\0", "a\n", "_a", "a.b", "null"]
+    splits = ["train", "val", "", "test", "val\n", "train\0", "Train", "trainval"]
+    fields = {"inside": paths, "root": roots, "name": names, "of": [*names, None], "split": splits}
+    for field, values in fields.items():
+        for value in values:
+            number = len(value or "") % 3
+            rows = [{}] * number + [{field: value}, {}]
+            raws = msgspec.json.decode(msgspec.json.encode(rows), type=list[msgspec.Raw])
+            try:
+                one_by_one, said = read_record(tuple[Texts, ...], rows, "file.json"), ""
+            except IntegrityError as error:
+                one_by_one, said = (), str(error)
+            if not said:
+                assert decode_many(Texts, raws) == one_by_one
+                continue
+            assert f"[{number}].{field}: not " in said
+            with pytest.raises(ValueError, match=field):
+                decode_many(Texts, raws)
+
+
+@pytest.mark.parametrize(
+    "row", [b'{"path": "x"}', b'{"inside": 1}', b'{"of": 1}', b"[]", b"1", b'{"name": "\xff"}', b"{"]
+)
+def test_many_records_with_a_wrong_one_are_refused(row: bytes) -> None:
+    with pytest.raises(ValueError, match=r"JSON|Expected|unknown|utf-8|truncated"):
+        decode_many(Texts, [msgspec.Raw(b"{}"), msgspec.Raw(row)])
 
 
 UNCHECKED = {

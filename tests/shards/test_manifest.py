@@ -19,15 +19,15 @@ import pretok.stream
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
-from pretok.base.records import replace
+from pretok.base.records import MANY, replace
 from pretok.base.stop import StopFlag
 from pretok.base.storage import canonical_json, fingerprint, write_json
 from pretok.base.tree import root_of
 from pretok.cli import run_command
 from pretok.documents.audit.verify_job import notes, run_verify
 from pretok.shards.inputs import load_inputs
-from pretok.shards.manifest import FILE_NAME, VERSION, inputs_name, load_manifest, write_manifest
-from pretok.shards.shard_file import NOWHERE
+from pretok.shards.manifest import FILE_NAME, VERSION, SideFile, inputs_name, load_manifest, write_manifest
+from pretok.shards.shard_file import NOWHERE, RemovedCounts, Shard
 from pretok.stream.mix_file import natural_mix
 
 FLIPS = 60
@@ -77,6 +77,52 @@ def test_seal_and_fingerprint_are_those_of_the_canonical_json(sealed: Path, tmp_
     assert head["seal"] == read.at(NOWHERE).seal == fingerprint(data)
     parts = {"tokenizer": data["tokenizer"], "shards": data["shards"]}
     assert head["fingerprint"] == fingerprint({"format": "pretok-shards", "version": 2, **parts})
+
+
+def test_many_shards_are_read_as_they_were_written(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks, without the slow way, which says what is wrong; names of sources and splits take memory once."""
+    known, draw = load_manifest(sealed), random.Random(0)
+    shards = tuple(
+        Shard(
+            f"{source}/{source}-{number:05}.bin",
+            source,
+            split,
+            *(draw.randrange(2 ** draw.choice((0, 9, 31, 63))) for _ in range(4)),
+            *(f"{draw.randrange(2**256):064x}" for _ in range(2)),
+            draw.choice((None, {}, {"text": 2**63 - 1, "answer": 0})),
+            draw.choice((None, RemovedCounts(1, 2, 3))),
+        )
+        for source in ("docs", "è_1")
+        for split in ("train", "val")
+        for number in range(MANY * 2 // 3)
+    )
+    files = tuple(
+        SideFile(shard.path + "\u2028", draw.choice((None, shard.source)), shard.tokens, shard.root)
+        for shard in shards
+    )
+    for count in (0, 1, MANY - 1, MANY, MANY + 1, len(shards)):
+        write_manifest(
+            tmp_path, replace(known, shards=shards[:count], side_files=files[:count], folder=NOWHERE)
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr("pretok.shards.manifest.decode_record", None)
+            read = load_manifest(tmp_path)
+        assert read.at(NOWHERE).shards == shards[:count]
+        assert {type(shard) for shard in read.shards} <= {Shard}
+        assert read.side_files == files[:count]
+        data = json.loads((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+        for key in ("format", "version", "fingerprint"):
+            del data[key]
+        assert data.pop("seal") == fingerprint(data)
+    assert len({id(name) for shard in read.shards for name in (shard.source, shard.split)}) == 4
+    place = len(shards) - 1
+    for key, field in (("shards", "path"), ("shards", "index_root"), ("side_files", "source")):
+        forge(tmp_path, key, place, field, value="../x")
+        with pytest.raises(IntegrityError, match=rf"{key}\[{place}\]\.{field}: not "):
+            load_manifest(tmp_path)
+        write_manifest(tmp_path, replace(known, shards=shards, side_files=files, folder=NOWHERE))
 
 
 def test_a_view_of_many_shards_is_small(sealed: Path) -> None:
@@ -231,6 +277,26 @@ def test_files_that_are_unknown_or_missing_are_named(shards: Path, here: Engine)
     for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.docs.parquet", "tokenizer.json"):
         (shards / name).unlink()
         assert any(name in problem for problem in verify(shards, here))
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_shard_of_another_size_is_named(shards: Path, suffix: str) -> None:
+    manifest = load_manifest(shards)
+    assert manifest.sized() is manifest
+    path = manifest.shards[-1].bin_path.with_suffix(suffix)
+    data = path.read_bytes()
+    for now, said in (
+        (data + b"x", f"{len(data) + 1:,} bytes"),
+        (data[:-1], f"{len(data) - 1:,} bytes"),
+        (None, "is missing"),
+    ):
+        path.unlink()
+        if now is not None:
+            path.write_bytes(now)
+        with pytest.raises(IntegrityError, match=f"^{path} .*{said}.*; run pretok verify {shards}$"):
+            manifest.sized()
+        path.write_bytes(data)
+    manifest.sized()
 
 
 def test_another_folder_or_file_is_refused_with_what_to_do(tmp_path: Path, sealed: Path) -> None:

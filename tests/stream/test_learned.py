@@ -78,6 +78,10 @@ def test_a_view_is_sent_without_the_records_of_its_shards(shards: Path) -> None:
     assert b"ShardPaths" in sent
     assert b"pretok.shards" not in sent
     np.testing.assert_array_equal(pickle.loads(sent).loss(3), view.loss(3))
+    masks = [view.loss(position) for position in range(12)]
+    again = pickle.dumps(view)
+    assert len(again) < len(sent) + 16  # nor what it has located ahead of where it reads
+    np.testing.assert_array_equal([pickle.loads(again).loss(position) for position in range(12)], masks)
 
 
 def test_another_learn_is_another_stream(shards: Path, tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ gc.disable()  # until all tests are collected
 os.environ["OMP_NUM_THREADS"] = "1"  # two threads share their work worse than two test processes
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# No test cuts the power, so nothing here waits for the disk; what is closed is still refused. Commands that tests start
+# anew, such as those under strace, do wait.
+os.fsync = os.fstat
 # As on a shared machine. Here, because Ray reads both once, when a process first imports it.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -126,19 +126,23 @@ def merge_slowly(
     while len(tokens) < end:
         found: Counter[tuple[int, int]] = Counter()
         for word, (_, count) in zip(words, sequences, strict=True):
-            for left, right in pairwise(word):
-                if min(left, right) >= 0 and tokens[left] + tokens[right] not in old:
-                    found[left, right] += count
-        if not found or max(found.values()) < 1:
+            for pair in pairwise(word):
+                found[pair] += count
+        best = [
+            (-count, (left, right))
+            for (left, right), count in found.items()
+            if count > 0 and min(left, right) >= 0 and tokens[left] + tokens[right] not in old
+        ]
+        if not best:
             break
-        (left, right), count = min(found.items(), key=lambda item: (-item[1], item[0]))
+        less, (left, right) = min(best)
         joined = tokens[left] + tokens[right]
         if joined not in tokens:
             tokens.append(joined)
         product = tokens.index(joined)
-        merges.setdefault((left, right), (product, count))
+        merges.setdefault((left, right), (product, -less))
         for word in words:
-            i = 0
+            i = 0 if (left, right) in pairwise(word) else len(word)
             while i < len(word) - 1:
                 if (word[i], word[i + 1]) == (left, right):
                     word[i : i + 2] = [product]

@@ -10,7 +10,8 @@ source_plan.py      the partitions of a source on disk, and later the records th
 readers.py          a partition -> batches of documents, any format
 format.py           what a format is: recognise, probe, split, read
 formats/            Parquet, Arrow, JSON Lines, plain text: a module each
-whole_records.py    blocks of bytes -> spans of whole records, none too long
+fill.py             their text in a buffer
+whole_records.py    the text of a file -> spans of whole records, none too long
 kept.py             fields that are kept beside the text, by type
 batches.py          batches of documents as Arrow arrays
 normalize.py        text -> normalized text

@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
 import xxhash
@@ -234,10 +234,14 @@ def _decompressor(compression: str) -> Any:
     """Return a decompressor of one frame, with `decompress(data)`, `eof` and `unused_data`."""
     if compression == "gzip":
         return zlib.decompressobj(16 + zlib.MAX_WBITS)
+    return zstd_frames().decompressobj()
+
+
+def zstd_frames() -> Any:
+    """Return a ZstdDecompressor for windows of up to 2 GiB, as `zstd --long=31` writes them."""
     import zstandard
 
-    # Windows of up to 2 GiB, as `zstd --long=31` writes them.
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31)
 
 
 def raise_passing(damage: CorruptInputError) -> None:
@@ -295,24 +299,17 @@ def without_bom(beginning: Beginning) -> Beginning:
     return beginning[len(BOM_UTF8) :] if bytes(beginning[: len(BOM_UTF8)]) == BOM_UTF8 else beginning
 
 
-def unpack(data: bytes, compression: str, *, partial: bool = False) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file whose bytes are in memory; without compression, the bytes themselves."""
-    if not compression:
-        return iter((data,))
-    blocks = (data[at : at + COMPRESSED_STEP] for at in range(0, len(data), COMPRESSED_STEP))
-    return decompress(blocks, compression, partial=partial)
+Blocks = Callable[[int], Iterator[bytes]]
+"""Yields the bytes of a file in blocks of this size; may raise CorruptInputError. A second call reads it again."""
 
 
-def read_bytes(
-    path: str,
-    compression: str,
-    start: int = 0,
-    stop: int | None = None,
-) -> Iterator[bytes]:
-    """Yield the file's bytes, decompressed; of an uncompressed file, those from `start` to `stop`.
+def in_memory(data: bytes) -> Blocks:
+    """Return the Blocks of a file whose bytes are in memory."""
+    return lambda size: (data[at : at + size] for at in range(0, len(data), size))
 
-    Raises CorruptInputError after the last readable byte if the file is damaged, shorter than `stop`, or a read failed.
-    """
+
+def in_file(path: str, start: int = 0, stop: int | None = None) -> Blocks:
+    """Return the Blocks of a file from `start` to `stop`."""
 
     def blocks(size: int) -> Iterator[bytes]:
         try:
@@ -320,7 +317,27 @@ def read_bytes(
         except OSError as error:
             raise CorruptInputError(f"reading failed: {error}") from error
 
-    return decompress(blocks(COMPRESSED_STEP), compression) if compression else blocks(READ_SIZE)
+    return blocks
+
+
+def unpacked(blocks: Blocks, compression: str, *, partial: bool = False) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file; without compression, its bytes."""
+    if not compression:
+        return blocks(READ_SIZE)
+    return decompress(blocks(COMPRESSED_STEP), compression, partial=partial)
+
+
+def unpack(data: bytes, compression: str, *, partial: bool = False) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file whose bytes are in memory."""
+    return unpacked(in_memory(data), compression, partial=partial)
+
+
+def read_bytes(path: str, compression: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """Yield the file's bytes, decompressed; of an uncompressed file, those from `start` to `stop`.
+
+    Raises CorruptInputError after the last readable byte if the file is damaged, shorter than `stop`, or a read failed.
+    """
+    return unpacked(in_file(path, start, stop), compression)
 
 
 def _in_order(path: str, start: int, stop: int | None, size: int) -> Iterator[bytes]:

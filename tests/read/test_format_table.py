@@ -244,7 +244,7 @@ def test_a_small_file_that_changes_before_it_is_read_fails_and_afterwards_does_n
 def test_a_read_that_fails_is_tried_again_then_damage_and_an_error_of_ours_is_neither(
     tmp_path, name, monkeypatch
 ):
-    path, texts = tmp_path / name, [random.Random(n).randbytes(50).hex() for n in range(400)]
+    path, texts = tmp_path / name, [random.Random(n).randbytes(50).hex() for n in range(4000)]
     pq.write_table(pa.table({"text": texts}), path, row_group_size=50)
     if name == "a.jsonl.zst":
         path.write_bytes(b"".join(zstandard.compress(lines_of([text])) for text in texts))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import ROOT
 
 from pretok.read.files import CorruptInputError
+from pretok.read.fill import copying
 from pretok.read.whole_records import whole_records
 
 LENGTHS = st.sampled_from([*range(30, 36), *range(38, 44), *range(98, 104)]).map(lambda size: b"x" * size)
@@ -19,9 +20,12 @@ SEPARATORS = st.sampled_from([b"\n", b"=="])
 
 
 def spans_of(blocks, separator: bytes, limit: int) -> list[bytes | None]:
-    return [
-        None if span is None else bytes(span) for span in whole_records(iter(blocks), separator, limit, 32)
-    ]
+    """Spans, of which one is dropped before the next one is made: their memory is used again."""
+    spans: list[bytes | None] = []
+    for span in whole_records(copying(iter(blocks)), separator, limit, 32):
+        spans.append(None if span is None else bytes(span))
+        del span
+    return spans
 
 
 @given(
@@ -38,7 +42,9 @@ def test_spans_do_not_depend_on_how_blocks_are_cut(parts, separator, limit, data
     spans = spans_of(blocks, separator, limit)
     assert spans == spans_of([whole], separator, limit)
     assert spans == spans_of([whole[at : at + 1] for at in range(len(whole))], separator, limit)
-    kept = [span for span in spans if span is not None]
+    kept = list(whole_records(copying(iter(blocks)), separator, limit, 32))  # and memory in use is left alone
+    assert spans == [None if span is None else bytes(span) for span in kept]
+    found = [span for span in spans if span is not None]
     limit = max(limit, 32)
     records = whole.split(separator)
     # A last record without separator may exceed the limit by what a separator could still have been.
@@ -46,9 +52,14 @@ def test_spans_do_not_depend_on_how_blocks_are_cut(parts, separator, limit, data
     long[-1] = len(records[-1]) >= limit + len(separator)
     assert spans.count(None) == sum(long)
     wanted = [r + separator for r in records[:-1]] + [records[-1]]
-    assert b"".join(kept) == b"".join(r for r, skip in zip(wanted, long, strict=True) if not skip)
-    assert all(span.endswith(separator) for span in kept[:-1])
-    assert all(len(span) <= 32 or separator not in span[: -len(separator)] for span in kept[:-1])
+    assert b"".join(found) == b"".join(r for r, skip in zip(wanted, long, strict=True) if not skip)
+    assert all(span.endswith(separator) for span in found[:-1])
+    assert all(len(span) <= 32 or separator not in span[: -len(separator)] for span in found[:-1])
+
+
+def test_separators_that_an_earlier_span_left_in_memory_end_no_record():
+    blocks = [b"a\n" * 100, *[b"y"] * 90, b"\nb\n"]
+    assert spans_of(blocks, b"\n", 40) == [*[b"a\n" * 16] * 6, b"a\n" * 4, None, b"b\n"]
 
 
 @pytest.mark.parametrize("marks", range(2, 9))
@@ -70,7 +81,7 @@ def test_an_unfinished_record_of_a_damaged_file_is_left_out():
 
     spans: list[bytes] = []
     with pytest.raises(CorruptInputError):
-        spans.extend(map(bytes, whole_records(damaged(), b"==", 0, 32)))
+        spans.extend(map(bytes, whole_records(copying(damaged()), b"==", 0, 32)))
     assert spans == [b"first==second=="]
 
 

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import UsageError
 from pretok.base.sql import duckdb_message
-from pretok.read.files import CorruptInputError, InputFile, open_parquet, raise_passing, read_bytes
+from pretok.read.files import CorruptInputError, InputFile, in_file, open_parquet, raise_passing
+from pretok.read.fill import fill_from
 from pretok.read.kept import LONGEST_VALUE, is_text, keep_column, type_of
 from pretok.read.whole_records import whole_records
 
@@ -117,7 +118,7 @@ def _parquet(file: InputFile, used: Used) -> Iterator[Block]:
 def _json_lines(file: InputFile, used: Used) -> Iterator[Block]:
     """Yield the rows of a file of JSON Lines, in which blank lines are no rows."""
     before, decode = 0, msgspec.json.Decoder(dict[str, Any]).decode
-    for span in whole_records(read_bytes(file.path, file.compression), b"\n", LONGEST_LINE, BLOCK):
+    for span in whole_records(fill_from(in_file(file.path), file.compression), b"\n", LONGEST_LINE, BLOCK):
         if span is None:
             raise UsageError(f"{file.path}: a line after line {before} has more than {LONGEST_LINE} bytes")
         rows: dict[int, dict[str, Any]] = {}

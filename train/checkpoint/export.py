@@ -5,6 +5,21 @@ Input: a checkpoint folder, or several whose mean is taken. Output: config.json,
 memory at a time. `exported_tensors` reads such a folder, written here or elsewhere, for --init-from.
 `train.model.sizes` has the model families and their config.json.
 
+Of all files of Qwen2.5-Instruct, Llama-3.1-Instruct and Mistral-Nemo-Instruct, an export has
+
+    weights, index           from the run
+    config.json              sizes and RoPE from the run; torch_dtype from --dtype; max_position_embeddings, the larger
+                             of the run's and the first model's; eos_token_id as below; no key that repeats a default
+    generation_config.json   eos_token_id: the marker that ends an answer, EOD, and those of the first model;
+                             bos_token_id from the run; pad_token_id: the first model's, else of pad_token, else EOD;
+                             other keys from the first model
+    tokenizer.json           from the shards; it puts the run's BOS, if any, before a text, and nothing else
+    chat_template.jinja      from the conversations that the run read, else as the next; tokenizer_config.json has none
+    tokenizer_config.json,   from the first folder that has any: beside --tokenizer, WORK/vocab, the --init-from model
+    special_tokens_map.json  with this tokenizer; else made. BOS from the run, roles of the template from conversations
+    others                   vocab.json, merges.txt, tekken.json, original/, consolidated.safetensors, params.json: not
+                             written, as they say the same once more
+
 Rows of the embedding are ids of one tokenizer. With another one the model would produce nonsense without any error, so
 fingerprints are compared.
 """

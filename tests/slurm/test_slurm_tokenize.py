@@ -98,8 +98,8 @@ def test_two_nodes_through_a_signal_and_a_dead_head(
 def test_a_node_that_dies_costs_its_partitions_only(
     cluster: Cluster, recipe: Recipe, profile: Profile, expected: dict[str, str], tmp_path: Path
 ) -> None:
-    # Ray takes half a minute to believe that a node is gone; here it shall be quick.
-    quick = {"period_ms": 500, "timeout_ms": 2000, "failure_threshold": 4}
+    # Ray takes half a minute to believe that a node is gone; here it shall be quicker, but not lose one that is slow.
+    quick = {"period_ms": 500, "timeout_ms": 5000, "failure_threshold": 4}
     setup = "".join(f"export RAY_health_check_{name}={value};" for name, value in quick.items())
     chain = submit(cluster, profile(setup=setup), recipe("there"), 3)
     (job,) = chain.ids("tokenize")

@@ -46,7 +46,7 @@ CHANGES = {"changes": "Before and after a change, in turns"}
 """A section that no module measures: each row is from the commit that made the change, and notes say what brought
 nothing."""
 BUSY = 4
-"""Load average from which on other programs took part of the two cores: the benchmarks themselves make 2 to 3."""
+"""Load average from which on other programs took part of the two cores: the section before leaves 2 to 3."""
 QUOTED = ("peers", "end_to_end", "parts", "startup", "files", "remote", "loader")
 
 
@@ -100,10 +100,11 @@ def main() -> None:
         for name in sections:
             if name == "report":
                 continue
+            load = os.getloadavg()[0]
             table = import_module(f"benchmarks.{name}").measure(inputs)
             print(f"{TITLES[name]}\n{markdown(table)}", flush=True)
             if arguments.scale == 1:
-                save(name, table)
+                save(name, table, load)
     if arguments.scale == 1:
         RESULTS.with_suffix(".md").write_text(report(load_results()), encoding="utf-8")
 

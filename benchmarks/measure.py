@@ -93,14 +93,14 @@ def _version(name: str) -> str:
 
 
 def load_results() -> dict[str, Any]:
-    """Name of a section -> {"machine", "date", "load", "rows"}; load: the average of five minutes, when it ended."""
+    """Name of a section -> {"machine", "date", "load", "rows"}; load: the average of a minute before it."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8")))
 
 
-def save(section: str, table: Table) -> None:
+def save(section: str, table: Table, load: float) -> None:
     """Replace one section of results.json."""
     rows = {name: {key: float(f"{value:.4g}") for key, value in row.items()} for name, row in table.items()}
-    when = {"date": date.today().isoformat(), "load": round(os.getloadavg()[1], 1)}
+    when = {"date": date.today().isoformat(), "load": round(load, 1)}
     results = load_results() | {section: {"machine": machine(), **when, "rows": rows}}
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

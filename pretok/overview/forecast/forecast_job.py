@@ -37,7 +37,7 @@ from pretok.read.rejects_file import WORST, most_in
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import Vocabulary
 
-WORKER_BYTES = 750_000_000
+WORKER_BYTES = 800_000_000
 """The most memory that a worker of tokenize takes, see docs/running.md."""
 
 

@@ -68,9 +68,8 @@ def whole_records(fill: Fill, separator: bytes, limit: int, batch_bytes: int) ->
                 start, skipping = start + most - len(separator), True
             else:
                 break
-        if (
-            start
-        ):  # the same memory, as the system charges for new memory, unless a span in it is still in use
+        if start:
+            # In the same memory, as new memory costs more than the copy, unless a span in it is still in use.
             rest = pending[start:size]
             size = len(rest)
             try:

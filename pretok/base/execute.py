@@ -206,15 +206,15 @@ class Engine:
                 if isinstance(outcome, str):
                     raise UsageError(outcome)
                 report(index, outcome.counts)
-                failure, all_counts = outcome.result, counted.pop(index)
-                if isinstance(failure, TaskError):  # what it did is lost, and will be counted by the next try
-                    on_report(index, {key: -number for key, number in all_counts.items()})
-                if isinstance(failure, TaskError) and failure.again and failed[index] < len(storage.WAITS):
-                    logger.warning("trying again: %s", failure.message)
-                    # The time puts it behind the items that were not tried yet, which have 0.
-                    heappush(waiting, (time.monotonic() + storage.WAITS[failed[index]], index))
-                    failed[index] += 1
-                    continue
+                failure, reported = outcome.result, counted.pop(index)
+                if isinstance(failure, TaskError):  # the next try counts it all again
+                    on_report(index, {key: -number for key, number in reported.items()})
+                    if failure.again and failed[index] < len(storage.WAITS):
+                        logger.warning("trying again: %s", failure.message)
+                        # The time puts it behind the items that were not tried yet, which have 0.
+                        heappush(waiting, (time.monotonic() + storage.WAITS[failed[index]], index))
+                        failed[index] += 1
+                        continue
                 outcome.index, outcome.tries = index, failed[index] + 1
                 yield outcome
         finally:

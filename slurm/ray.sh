@@ -13,7 +13,7 @@ ray_node() { # NODE RAY_START_OPTIONS...: run Ray on one node until it is termin
     # grep removes the expected warning that a node without internet has no external address.
     exec srun --overlap -N1 -n1 -w "$1" ray start --block --temp-dir="$node_local" \
         --num-gpus=0 --num-cpus="$SRUN_CPUS_PER_TASK" --object-store-memory=$((200 << 20)) "${@:2}" \
-        > >(grep -v --line-buffered 'local IP via external connectivity' >"$ray_log-$1.log") 2>&1
+        > >(grep -v --line-buffered 'local IP via external connectivity' >>"$ray_log-$1.log") 2>&1
 }
 
 ray_sweep() { # NODE: kill processes that Ray left there, and remove the node's local folder
@@ -31,8 +31,14 @@ ray_alive() { # print the nodes on which Ray is running
     for node in "${!ray_steps[@]}"; do if kill -0 "${ray_steps[$node]}" 2>/dev/null; then echo "$node"; fi; done
 }
 
+ray_worker() { # NODE: let a node join the head
+    ray_node "$1" --address="$RAY_ADDRESS" &
+    ray_steps[$1]=$!
+}
+
 ray_start() { # HEAD WORKERS...: start the cluster; fails if the head does not start
-    local node end=$((SECONDS + 120))
+    local node end=$((SECONDS + 120)) lost=0
+    local -A tries=()
     ray_node "$1" --head --node-ip-address="${RAY_ADDRESS%:*}" --port="$port" --include-dashboard=false &
     ray_steps[$1]=$!
     until ray_answers; do
@@ -42,11 +48,22 @@ ray_start() { # HEAD WORKERS...: start the cluster; fails if the head does not s
         fi
         sleep 0.2
     done
-    for node in "${@:2}"; do
-        ray_node "$node" --address="$RAY_ADDRESS" &
-        ray_steps[$node]=$!
+    for node in "${@:2}"; do ray_worker "$node"; done
+    # Ray gives a node 30 seconds to start, which a busy file system can use up.
+    while (($(ray_joined) + lost < $# && SECONDS < end)); do
+        sleep 0.2
+        lost=0
+        for node in "${@:2}"; do
+            if kill -0 "${ray_steps[$node]}" 2>/dev/null; then continue; fi
+            if ((tries[$node]++)); then
+                lost=$((lost + 1))
+                continue
+            fi
+            say "Ray did not start on $node (see $ray_log-$node.log); trying once more" >&2
+            ray_sweep "$node"
+            ray_worker "$node"
+        done
     done
-    while (($(ray_joined) < $(ray_alive | wc -l) && SECONDS < end)); do sleep 0.2; done
     say "Ray runs on $(ray_joined) of $# nodes ($SLURM_JOB_NODELIST)"
 }
 

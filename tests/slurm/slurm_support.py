@@ -44,11 +44,15 @@ class Cluster:
         """The exit code of an ended job's script."""
         return int(self.run("scontrol", "show", "job", job).partition("ExitCode=")[2].partition(":")[0])
 
-    def until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for a condition."""
+    def until(
+        self, condition: Callable[[], bool], seconds: float, what: str, logs: Callable[[], str] = str
+    ) -> None:
+        """Wait for a condition; if it does not come, fail with the `logs` of then."""
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, f"waited {seconds} s for {what}\n{self.run('squeue', '-t', 'all')}"
+            assert time.monotonic() < end, (
+                f"waited {seconds} s for {what}\n{self.run('squeue', '-t', 'all')}\n{logs()}"
+            )
             time.sleep(0.2)
 
     def processes(self, node: str, name: str) -> list[str]:
@@ -57,14 +61,14 @@ class Cluster:
         return [line.split()[0] for line in lines if name in line and "ps -eo" not in line]
 
     @contextmanager
-    def without_python(self, node: str) -> Iterator[None]:
-        """On a node alone, the virtual environment's Python is a program that fails."""
-        python = str((Path(sys.prefix) / "bin" / "python").resolve())
-        self.run("node-exec", node, "mount", "--bind", "/bin/false", python)
+    def replaced(self, node: str, program: str, by: Path) -> Iterator[None]:
+        """On a node alone, a program of the virtual environment is another one."""
+        path = str((Path(sys.prefix) / "bin" / program).resolve())
+        self.run("node-exec", node, "mount", "--bind", str(by), path)
         try:
             yield
         finally:
-            self.run("node-exec", node, "umount", python)
+            self.run("node-exec", node, "umount", path)
 
     def submit(self, *arguments: str) -> Submitted:
         """`pretok submit`."""
@@ -91,9 +95,10 @@ class Submitted:
         return "".join(path.read_text() for path in self.folder.glob(f"*-{job}.out"))
 
     def logs(self) -> str:
-        """All logs, for a failing assertion."""
-        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.out")))
+        """The last of all logs, Ray's too, for a failing assertion."""
+        paths = sorted([*self.folder.glob("*.out"), *self.folder.glob("ray-*.log")])
+        return "\n".join(f"== {path.name}\n{path.read_text()[-4000:]}" for path in paths)
 
     def wait_for(self, job: str, text: str, seconds: float = 300) -> None:
         """Wait until a job's log holds a text."""
-        self.cluster.until(lambda: text in self.log(job), seconds, f"{text!r} of job {job}:\n{self.logs()}")
+        self.cluster.until(lambda: text in self.log(job), seconds, f"{text!r} of job {job}", self.logs)

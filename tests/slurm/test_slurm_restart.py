@@ -69,7 +69,7 @@ def test_a_node_and_then_a_rank_that_die_cost_no_job(
 def test_a_spare_node_takes_the_place_of_a_bad_one_from_the_start(
     cluster: Cluster, profile: Profile, work: tuple[Path, Path]
 ) -> None:
-    with cluster.without_python("node2"):
+    with cluster.replaced("node2", "python", Path("/bin/false")):
         shape = ("--stages=train", "--nodes=train=2", "--spare=1", "--", "--steps=5")
         chain = cluster.submit(str(work[0]), "--profile", profile(preflight="node"), *shape)
         (job,) = chain.ids("train")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,12 +111,20 @@ def test_a_node_that_dies_costs_its_partitions_only(
     assert digests(tmp_path / "there" / "shards") == expected
 
 
-def test_a_cancelled_job_leaves_nothing(cluster: Cluster, recipe: Recipe, profile: Profile) -> None:
-    chain = submit(cluster, profile(), recipe("there"), 2)
-    (job,) = chain.ids("tokenize")
-    chain.wait_for(job, "Ray runs on 2 of 2 nodes")
-    assert cluster.processes("node2", "raylet")
-    cluster.run("scancel", job)
-    assert cluster.wait(job) == "CANCELLED"
+def test_ray_is_started_once_more_and_a_cancelled_job_leaves_nothing(
+    cluster: Cluster, recipe: Recipe, profile: Profile, tmp_path: Path
+) -> None:
+    fails_once, failed = tmp_path / "ray", tmp_path / "failed"
+    main = f'exec {sys.executable} -c "from ray.scripts.scripts import main; main()" "$@"'
+    fails_once.write_text(f"#!/bin/sh\nif mkdir {failed}; then echo no; exit 1; fi\n{main}\n")
+    fails_once.chmod(0o755)
+    with cluster.replaced("node2", "ray", fails_once):
+        chain = submit(cluster, profile(), recipe("there"), 2)
+        (job,) = chain.ids("tokenize")
+        chain.wait_for(job, "Ray runs on 2 of 2 nodes")
+        assert "Ray did not start on node2" in chain.log(job)
+        assert cluster.processes("node2", "raylet")
+        cluster.run("scancel", job)
+        assert cluster.wait(job) == "CANCELLED"
     cluster.until(lambda: not cluster.run("squeue", "-h"), 300, "an empty queue")
     assert not cluster.processes("node1", "ray") + cluster.processes("node2", "ray")

@@ -140,7 +140,7 @@ def test_a_job_whose_node_fails_is_requeued(
 def test_a_bad_node_is_named_and_kept_out_of_the_next_link(
     cluster: Cluster, recipe: Recipe, profile: Profile
 ) -> None:
-    with cluster.without_python("node2"):
+    with cluster.replaced("node2", "python", Path("/bin/false")):
         shape = ["--stages=train", "--nodes=train=2", "--links=train=2"]
         site = profile(preflight="node")
         chain = cluster.submit(str(recipe("work", TRAIN)), "--profile", site, *shape)

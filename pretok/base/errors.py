@@ -7,6 +7,7 @@
     ├── OutputError       2   a file of ours cannot be written: read-only, no permission, a folder has its name
     │   └── NoSpace      75   the same, because the disk or the quota is full
     ├── PartitionsFailed  3   the job finished, but not the named partitions, or it found less than was asked for
+    │   └── DamagedInput  3   inputs cannot be read to their end
     ├── InternalError     1   a bug of ours in some partitions; the others are done
     ├── FolderInUse      75   another job writes to the output folder, or reads what would change
     └── Stopped          75   stopped early by a signal or a time limit; run again to continue
@@ -63,6 +64,10 @@ class PartitionsFailed(PretokError):
     """The job finished, but the partitions named in the message did not, or it found less than was asked for."""
 
     exit_code = 3
+
+
+class DamagedInput(PartitionsFailed):
+    """Inputs of a partition could not be read to their end."""
 
 
 class InternalError(PretokError):

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from pretok.base.errors import DamagedInput
 from pretok.base.execute import Task
 from pretok.base.failures import Failures
 from pretok.base.pool import Result
@@ -33,6 +34,9 @@ class PartitionTask(Protocol):
     @property
     def partition(self) -> Named: ...
 
+    @property
+    def skip_damaged(self) -> bool: ...
+
 
 Work = TypeVar("Work", bound=PartitionTask)
 
@@ -49,6 +53,7 @@ def run_partitions(
     """Run `todo`, the tasks that are not done, the largest first; yields each with its result, as `Step.map` does.
 
     doing: such as `to count`; before: the counts of earlier runs; failures: partitions that fail are added to it.
+    Damaged inputs that are to be skipped are left to the caller to show.
     """
     done = len(tasks) - len(todo)
     size = sum(task.partition.estimate for task in tasks)
@@ -71,6 +76,7 @@ def run_partitions(
             size=lambda task: task.partition.estimate,
             done=done,
             failures=failures,
+            expected=lambda task, error: task.skip_damaged and issubclass(error.raises, DamagedInput),
         )
     ) as results:
         for task, result in results:

@@ -43,14 +43,15 @@ class Step:
         kept: bool = True,
         folder: Path | None = None,
         failures: Failures | None = None,
+        expected: Callable[[Item, TaskError], bool] = lambda _item, _error: False,
     ) -> Generator[tuple[Item, Result], None, None]:
         """Run `function` over the items, started in their order; yield each with its result as it completes.
 
         what: one item, such as `partition`; size: how much of the step an item is, 0 if unknown; done: how many others
         earlier runs did; kept: results stay on disk, and the same command does only the rest; folder: where killed
         tasks leave unfinished files, which are removed at the end. Failures are added to `failures`, or raised together
-        when all else is done. Raises OutputError at once, as all other results could not be written either; Stopped and
-        EngineLost, which say how much is done and kept.
+        when all else is done; the caller shows those that are `expected`. Raises OutputError at once, as all other
+        results could not be written either; Stopped and EngineLost, which say how much is done and kept.
         """
         collected: Failures = [] if failures is None else failures
         total = done + len(items)
@@ -77,7 +78,8 @@ class Step:
                     elif issubclass(result.raises, OutputError):
                         raise result.raises(result.message)
                     else:
-                        self.console.notice(f"{what} {name(item)} failed: {result.message}")
+                        if not expected(item, result):
+                            self.console.notice(f"{what} {name(item)} failed: {result.message}")
                         collected.append((name(item), result))
         except Stopped as stopped:
             if not kept:

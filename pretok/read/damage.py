@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pretok.base.console import Console
-from pretok.base.errors import PartitionsFailed
+from pretok.base.errors import DamagedInput
 from pretok.base.failures import SHOWN, Failures
 from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import read_json, write_bytes, write_json
@@ -48,7 +48,7 @@ def read_whole(
 ) -> Iterator[TextBatch]:
     """Yield the batches of documents of a partition.
 
-    Raises PartitionsFailed after the last one if inputs could not be read to their end: the error names all of them,
+    Raises DamagedInput after the last one if inputs could not be read to their end: the error names all of them,
     and the partition is done again from its beginning. state: the folder of unfinished work.
     """
     damaged, advice, note = dict[str, DamagedFile](), dict[str, None](), state / f"{partition.name}{DAMAGED}"
@@ -70,7 +70,7 @@ def read_whole(
         return
     write_json(note, to_json(damaged))
     reasons = [f"{path}: {note.error}" for path, note in damaged.items()]
-    raise PartitionsFailed("; ".join((listed(reasons, SHOWN, "; "), *advice)))
+    raise DamagedInput("; ".join((listed(reasons, SHOWN, "; "), *advice)))
 
 
 def read_in_part(plan: SourcePlan, state: Path) -> dict[str, DamagedFile]:

@@ -152,8 +152,8 @@ def excluded_by(patterns: Sequence[str]) -> Callable[[str], str]:
 def expand(pattern: str) -> list[str]:
     """Return the paths that a path, a folder, a glob or a URL glob stands for, sorted.
 
-    Raises UsageError if it matches nothing, if a folder cannot be listed, or if a name is not UTF-8, which a ledger or
-    manifest cannot store.
+    Raises UsageError if it matches nothing, if a folder cannot be listed, if a name is not UTF-8, which a ledger or
+    manifest cannot store, or if it has more than one line, which a message would show as its own.
     """
     if pattern.startswith(SAMPLE):
         return [sample_path(pattern.removeprefix(SAMPLE))]
@@ -188,6 +188,10 @@ def expand(pattern: str) -> list[str]:
     for path in paths:
         if not path.isascii() and (name := os.fsencode(path)).decode(errors="ignore") != path:
             raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")
+        if "\n" in path:
+            raise UsageError(
+                f"the name of input {path!r} has more than one line; rename the file or its folder"
+            )
     return sorted(set(paths))
 
 

@@ -47,7 +47,7 @@ ROW_BITS = 36
 def hash_partition(task: TokenizeTask, report: Report) -> None:
     """Write a ledger without tokens of the documents that tokenizing will read, unless there is one.
 
-    This is the task of a worker. Raises PartitionsFailed for a damaged input.
+    This is the task of a worker. Raises DamagedInput for a damaged input.
     """
     path = task.state(HASHES)
     if path.exists():

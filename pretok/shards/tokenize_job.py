@@ -196,13 +196,27 @@ class _Job:
                 settle_copies(self._tasks(unsealed), sealed_manifest(self.shards), step)
         with open_step("tokenize", self.engine, self.console) as step:
             step.progress.note = start_note()
-            if not self._todo(unsealed) and not failed:
+            if self._todo(unsealed):
+                self._show_markers()
+            elif not failed:
                 finished = ", ".join(unit_words(plan.unit) for plan in plans)
                 self.console.notice(f"nothing to do: the shards of {finished} are finished")
             unsealed, failures = until_whole(
                 unsealed, lambda plans: self._encode(plans, step, failed), self._leave_out
             )
             self._seal(unsealed, failures)
+
+    def _show_markers(self) -> None:
+        """Say which tokens end and begin documents, where no build of the vocabulary has said it."""
+        vocab = self.vocab
+        if self.recipe.vocab.path is not None or vocab.bos_id is not None:
+            eod, bos = (
+                i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id)
+            )
+            begins = "no token before it" if bos is None else f"BOS {bos}"
+            self.console.notice(
+                f"{vocab.path}: EOD {eod}, {begins}; to change them, set eod and bos under [vocab]"
+            )
 
     def _todo(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
         """Return the tasks that are not done."""
@@ -240,6 +254,7 @@ class _Job:
                 state_dir=(self.state / plan.unit).absolute(),
                 record=self.records[plan.name],
                 limits=recipe.sources[plan.name].limits,
+                skip_damaged=recipe.sources[plan.name].skip_damaged,
                 keep=plan.kept,
                 screening=screening,
                 normalization=recipe.normalize.function,
@@ -278,17 +293,8 @@ class _Job:
         todo = [task for task in self._todo(plans) if task.partition.name not in names]
         if not todo:
             return failures
-        vocab = self.vocab
-        if self.recipe.vocab.path is not None or vocab.bos_id is not None:
-            eod, bos = (
-                i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id)
-            )
-            begins = "no token before it" if bos is None else f"BOS {bos}"
-            self.console.notice(
-                f"{vocab.path}: EOD {eod}, {begins}; to change them, set eod and bos under [vocab]"
-            )
         self.engine.choose(sum(task.partition.estimate for task in todo))
-        if slow := self.engine.prepare(load_encoder, (vocab, self.tokenizer, markers_of(todo[0]))):
+        if slow := self.engine.prepare(load_encoder, (self.vocab, self.tokenizer, markers_of(todo[0]))):
             self.console.notice(slow)
         for _ in run_partitions(tokenize_partition, tasks, todo, "to tokenize", before, step, failures):
             pass

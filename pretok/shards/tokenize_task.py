@@ -27,7 +27,7 @@ import pyarrow as pa
 from msgspec import UNSET
 
 from pretok.base.console import Counts
-from pretok.base.errors import MismatchError, PartitionsFailed
+from pretok.base.errors import DamagedInput, MismatchError
 from pretok.base.execute import Report
 from pretok.base.records import replace, write_record
 from pretok.base.texts import buffers
@@ -79,6 +79,8 @@ class TokenizeTask:
     software: dict[str, str]
     """Versions that the worker must have."""
     limits: TemplateLimits = LIMITS
+    skip_damaged: bool = False
+    """Whether the job leaves damaged inputs out."""
 
     def state(self, suffix: str) -> Path:
         """Path of a file of the partition in the state folder."""
@@ -136,7 +138,7 @@ def tokenize_partition(task: TokenizeTask, report: Report) -> None:
     """Encode a partition and seal its shards.
 
     Calls `report` with the increments of documents, tokens, bytes and rejected. Raises MismatchError for other
-    software or another tokenizer than the job's, PartitionsFailed for a damaged input.
+    software or another tokenizer than the job's, DamagedInput for a damaged input.
     """
     refuse_other_software(task.software)
     encoder = encoder_of(task)
@@ -173,12 +175,12 @@ def _tokenize(
 def read_task(task: TokenizeTask) -> Iterator[TextBatch]:
     """Yield the batches of documents of a partition.
 
-    Raises PartitionsFailed after the last one if inputs could not be read to their end, as `read_whole` does.
+    Raises DamagedInput after the last one if inputs could not be read to their end, as `read_whole` does.
     """
     try:
         batches = read_documents(task.partition, task.record, task.normalization, task.keep, task.limits)
         yield from read_whole(task.partition, batches, task.state_dir.name, task.state_dir)
-    except PartitionsFailed:
+    except DamagedInput:
         # The input may have had other documents when they were hashed, so copies are looked for again. In this
         # order: a kill in between leaves copies without hashes, which do not count (`settle_copies`).
         for suffix in (HASHES, COPIES):

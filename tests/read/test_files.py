@@ -351,6 +351,9 @@ def test_names_of_files(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=r"caff\\xe9.jsonl' is not UTF-8; rename the file") as error:
             inputs_of(pattern)
         str(error.value).encode()
+    Path("one\nerror: two.jsonl").write_bytes(LINES)
+    with pytest.raises(UsageError, match=r"'one\\nerror: two.jsonl' has more than one line; rename the file"):
+        inputs_of("*two.jsonl")
 
 
 @pytest.mark.parametrize(

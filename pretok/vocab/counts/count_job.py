@@ -293,10 +293,15 @@ def _tasks(
     plan: SourcePlan, config: CountConfig, recipe: Recipe, state: Path, stamps: Mapping[str, Stamp]
 ) -> list[CountTask]:
     """Return the tasks that count a source, one per partition."""
-    record, settings = recipe.sources[plan.name].record_format(), replace(config, inputs={})
+    source, settings = recipe.sources[plan.name], replace(config, inputs={})
     return [
         CountTask(
-            stamped(partition, stamps), state.absolute(), record, settings, HELDOUT_TEXT // max(1, plan.end)
+            partition=stamped(partition, stamps),
+            folder=state.absolute(),
+            record=source.record_format(),
+            config=settings,
+            keep_text=HELDOUT_TEXT // max(1, plan.end),
+            skip_damaged=source.skip_damaged,
         )
         for partition in plan.partitions
     ]

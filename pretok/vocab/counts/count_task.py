@@ -68,6 +68,8 @@ class CountTask:
     config: CountConfig
     keep_text: int
     """Bytes of held-out text to keep for comparisons."""
+    skip_damaged: bool = False
+    """Whether the job leaves damaged inputs out."""
 
     @property
     def path(self) -> Path:
@@ -102,7 +104,7 @@ def load_counted(path: Path) -> Counted:
 def count_partition(task: CountTask, report: Report) -> Counted:
     """Count a partition unless its file exists; `report` gets the increments of documents and bytes.
 
-    Raises PartitionsFailed for a damaged input.
+    Raises DamagedInput for a damaged input.
     """
     if task.path.exists():
         return load_counted(task.path)

@@ -31,11 +31,6 @@ ray_alive() { # print the nodes on which Ray is running
     for node in "${!ray_steps[@]}"; do if kill -0 "${ray_steps[$node]}" 2>/dev/null; then echo "$node"; fi; done
 }
 
-ray_worker() { # NODE: let a node join the head
-    ray_node "$1" --address="$RAY_ADDRESS" &
-    ray_steps[$1]=$!
-}
-
 ray_start() { # HEAD WORKERS...: start the cluster; fails if the head does not start
     local node end=$((SECONDS + 120)) lost=0
     local -A tries=()
@@ -48,7 +43,10 @@ ray_start() { # HEAD WORKERS...: start the cluster; fails if the head does not s
         fi
         sleep 0.2
     done
-    for node in "${@:2}"; do ray_worker "$node"; done
+    for node in "${@:2}"; do
+        ray_node "$node" --address="$RAY_ADDRESS" &
+        ray_steps[$node]=$!
+    done
     # Ray gives a node 30 seconds to start, which a busy file system can use up.
     while (($(ray_joined) + lost < $# && SECONDS < end)); do
         sleep 0.2
@@ -60,8 +58,8 @@ ray_start() { # HEAD WORKERS...: start the cluster; fails if the head does not s
                 continue
             fi
             say "Ray did not start on $node (see $ray_log-$node.log); trying once more" >&2
-            ray_sweep "$node"
-            ray_worker "$node"
+            { ray_sweep "$node" || true; ray_node "$node" --address="$RAY_ADDRESS"; } &
+            ray_steps[$node]=$!
         done
     done
     say "Ray runs on $(ray_joined) of $# nodes ($SLURM_JOB_NODELIST)"

@@ -242,28 +242,30 @@ def test_a_template_that_cannot_work_is_refused_before_anything_is_written(
 HANGS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 FILLS = "{% set ns = namespace(x='xx') %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
 LIMITS = {"template_seconds": 1, "conversation_seconds": 1, "template_memory": "256MiB"}
+ONE = "question 7 "
 TAKES = [
-    (HANGS, "line 2 takes more than 1 s of processor time"),
-    ("{{ 9 ** (9 ** 9) }}", "line 2 takes more than 1 s of processor time"),
+    (HANGS, "", "line 2 takes more than 1 s of processor time"),
+    (FILLS, "", r"line 2 takes more than 268(\.\d)? MB of memory"),
+    ("{{ 9 ** (9 ** 9) }}", ONE, "line 2 takes more than 1 s of processor time"),
     (
         "{% macro f(n) %}{{ f(n - 1) if n }}{{ f(n - 1) if n }}{% endmacro %}{{ f(60) }}",
+        ONE,
         "takes more than 1 s",
     ),
-    (FILLS, r"line 2 takes more than 268(\.\d)? MB of memory"),
-    ("{{ messages[0].role | indent(999999999) }}", "line 2 takes more than 268(\\.\\d)? MB of memory"),
+    ("{{ messages[0].role | indent(999999999) }}", ONE, r"line 2 takes more than 268(\.\d)? MB of memory"),
     (
         "{% set ns = namespace(x=messages[0].content) %}{% for a in range(50) %}"
         "{% set ns.x = ns.x.replace('7', '77') %}{% endfor %}{{ ns.x }}",
+        "",
         "record 8: .*line 2 takes more than",
     ),
 ]
-"""Templates that end never, or take all memory; in the second line."""
+"""Templates that end never, or take all memory, in the second line; and the beginning of the conversations in which."""
 
 
-@pytest.mark.parametrize(("template", "message"), TAKES)
-@pytest.mark.parametrize("only", ["", "question 7 "], ids=["always", "in one conversation"])
+@pytest.mark.parametrize(("template", "only", "message"), TAKES)
 def test_a_template_takes_no_more_than_its_limits(
-    tmp_path: Path, make: Make, template: str, message: str, only: str
+    tmp_path: Path, make: Make, template: str, only: str, message: str
 ) -> None:
     """At the start, or in a conversation, where it fails the partition and is no reject."""
     where = f"{{% if messages[0].content.startswith('{only}') %}}\n{template}{{% endif %}}"

@@ -57,18 +57,16 @@ class Mesh(NamedTuple):
 
 
 OPS, HALF, FULL = ({"checkpointing": kind} for kind in ("ops", "0.5", "full"))
-WHOLE, COMPILED = {"reshard": False}, OPS | {"compile": True}
+COMPILED = OPS | {"compile": True}
 OFFLOAD = {"offload": True, "micro_batch": 2}
 INTERLEAVED, ZERO_BUBBLE, DUALPIPE = (
     {"pipeline_schedule": kind, "micro_batch": 1} for kind in ("interleaved", "zero-bubble", "dualpipe")
 )
 MANY = [
-    Mesh(replicate=2),  # DDP
-    Mesh(shard=4, more=FULL | WHOLE | {"micro_batch": 1}),  # ZeRO-1, ZeRO-2
-    Mesh(shard=2),  # ZeRO-3
-    Mesh(replicate=2, shard=2),  # hybrid
-    Mesh(replicate=2, shard=2, more=OFFLOAD | WHOLE),
-    Mesh(pipeline=2, shard=2, context=2, more=OPS),
+    Mesh(replicate=2, more=OPS),  # DDP
+    Mesh(shard=2, more=FULL | {"micro_batch": 1, "reshard": False}),  # ZeRO-1, ZeRO-2
+    Mesh(shard=2, context=2),  # ZeRO-3
+    Mesh(replicate=2, shard=2, more=OFFLOAD),  # hybrid
     Mesh(pipeline=2, more=INTERLEAVED | FULL),
     Mesh(pipeline=2, shard=2, more=ZERO_BUBBLE),
     Mesh(pipeline=2, tensor=2, more=OFFLOAD | DUALPIPE),

@@ -184,8 +184,7 @@ def test_a_save_that_hangs_ends_the_run(trial: Trial) -> None:
     trial.around(save, "write_pieces", lambda *_: released.wait(60))
     trial.around(save.Checkpoints, "save", None, jump)
     words = "checkpoint of step 2 could not be written: not done after --timeout 600 s"
-    with pytest.raises(HungSave, match=words):
-        trial.train(steps=2, timeout=600)
+    trial.ends_with(HungSave, words, steps=2, timeout=600)
     released.set()
 
 
@@ -263,8 +262,7 @@ def test_a_disk_that_fails_ends_the_run(trial: Trial) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     trial.around(metrics.Lines, "_put", fail)
-    with pytest.raises(PretokError, match=r"jsonl: Permission denied"):
-        trial.train(save_every="never")
+    trial.ends_with(PretokError, r"jsonl: Permission denied", save_every="never")
 
 
 def test_deterministic_holds_from_the_start_of_a_run(trial: Trial) -> None:
@@ -404,8 +402,7 @@ def test_out_of_memory_names_what_to_lower(trial: Trial, error: Exception) -> No
 
     trial.patch.setattr("train.start.make_plan", make_plan)
     lower = r"out of memory on rank 0 of .*lower --micro-batch \(now 4\).*--checkpointing ops or full \(now none\)"
-    with pytest.raises(UsageError, match=lower):
-        trial.train(micro_batch=4)
+    trial.ends_with(UsageError, lower, micro_batch=4)
 
 
 def test_what_the_system_refuses_is_one_line() -> None:
@@ -429,8 +426,7 @@ def test_shards_overwritten_with_zeros_are_noticed_at_the_next_start(
     trial.train(steps=2, **more)
     for path in (trial.shards / "it").glob(f"{name}.bin"):
         path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(IntegrityError, match=r"it-\S+\.bin is damaged"):
-        trial.train(steps=4, **more)
+    trial.ends_with(IntegrityError, r"it-\S+\.bin is damaged", steps=4, **more)
 
 
 @pytest.mark.parametrize(("name", "val_every"), [("it-val-00000", 1), ("it-00000", 0)])

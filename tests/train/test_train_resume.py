@@ -130,8 +130,7 @@ def test_a_stop_in_a_long_step_costs_no_other(trial: Trial, long: float, last: i
             os.kill(os.getpid(), signal.SIGTERM)
 
     trial.around(steps_of, "update", ask)
-    with pytest.raises(Stopped, match=f"stopped after step {last} of 20"):
-        trial.train(save_every="99")
+    trial.ends_with(Stopped, f"stopped after step {last} of 20", save_every="99")
     assert saved(trial.run) == [f"{last:04d}"]
 
 
@@ -145,8 +144,7 @@ def test_torchruns_patience_is_compared_with_what_a_stop_takes(trial: Trial) -> 
 
 def test_end_of_the_job_stops_in_time(trial: Trial) -> None:
     trial.patch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 20))
-    with pytest.raises(Stopped, match="stopped after step 2 of 20"):
-        trial.train(keep_last=1)
+    trial.ends_with(Stopped, "stopped after step 2 of 20", keep_last=1)
     assert "the job ends in" in trial.said()
     assert saved(trial.run) == ["0002"]
 
@@ -164,8 +162,7 @@ def test_a_validation_that_a_stop_left_out_is_made_up_for(
         )
         around(loop, "train_step", lambda *_: done.append(0), put=patch.setattr)
         around(evaluate, "_batches", stopping, put=patch.setattr)
-        with pytest.raises(Stopped, match=f"stopped after step {steps} of {STEPS}"):
-            trial.train(**changes)
+        trial.ends_with(Stopped, f"stopped after step {steps} of {STEPS}", **changes)
     assert not (trial.run / "done.json").exists()
     before = [record["step"] for record in read_lines(trial.run / "validation.jsonl")]
     assert before == [10] * (steps == STEPS)
@@ -275,7 +272,6 @@ def test_a_run_that_lost_its_folder_ends_without_saving(trial: Trial) -> None:
         assert run.lost.wait(100)
 
     trial.around(loop, "_one_step", taken_over)
-    with pytest.raises(MismatchError, match="another run, which now owns the folder"):
-        trial.train()
+    trial.ends_with(MismatchError, "another run, which now owns the folder")
     assert saved(trial.run) == []
     assert (trial.run / lock.LOCK_FILE).read_text() == "another's"

@@ -67,11 +67,10 @@ MANY = [
     Mesh(shard=2, more=FULL | {"micro_batch": 1, "reshard": False}),  # ZeRO-1, ZeRO-2
     Mesh(shard=2, context=2),  # ZeRO-3
     Mesh(replicate=2, shard=2, more=OFFLOAD),  # hybrid
-    Mesh(pipeline=2, more=INTERLEAVED | FULL),
-    Mesh(pipeline=2, shard=2, more=ZERO_BUBBLE),
+    Mesh(pipeline=2, more=INTERLEAVED | {"micro_batch": 4} | COMPILED),
+    Mesh(pipeline=2, shard=2, context=2, more=ZERO_BUBBLE),
     Mesh(pipeline=2, tensor=2, more=OFFLOAD | DUALPIPE),
     Mesh(pipeline=2, replicate=2, more=DUALPIPE),
-    Mesh(pipeline=2, shard=2, context=2, more=INTERLEAVED | {"micro_batch": 4} | COMPILED),
     Mesh(pipeline=2, more=ZERO_BUBBLE | FULL | {"micro_batch": 2}),
 ]
 """Each name that others use, each schedule and each setting of memory, on a mesh that divides what it touches."""

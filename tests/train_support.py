@@ -107,9 +107,13 @@ def filled(sizes: ModelConfig, value: Callable[..., Any] | None = None, scale: f
 def add_tokenizer(shards: Path, data: dict[str, Any] | None = None) -> None:
     """A tokenizer.json in the shards' folder, by default of the 256 bytes, and its fingerprint in their manifest."""
     write_json(shards / "tokenizer.json", data or tokenizer_data(".", ["<eod>"], []))
+    set_tokenizer(shards, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
+
+
+def set_tokenizer(shards: Path, **changes: Any) -> None:
+    """Change what the manifest of shards says of their tokenizer."""
     manifest = load_manifest(shards)
-    tokenizer = replace(manifest.tokenizer, fingerprint=load_vocab(shards, eod="<eod>").fingerprint)
-    write_manifest(shards, replace(manifest, tokenizer=tokenizer))
+    write_manifest(shards, replace(manifest, tokenizer=replace(manifest.tokenizer, **changes)))
 
 
 def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = 16, seed: int = 0) -> str:
@@ -215,6 +219,11 @@ class Trial:
         config = self.config(name, **more)
         loop.train(config)
         return Path(config.out)
+
+    def ends_with(self, error: type[Exception], words: str, name: str = "run", /, **more: Any) -> None:
+        """Run it; it ends with an error that matches these words."""
+        with pytest.raises(error, match=words):
+            self.train(name, **more)
 
     def mix(self, *stages: tuple[int, ...], name: str = "mix.json", **more: int) -> str:
         """The path of a mix in FOLDER with these quotas; `more`: its length and seed."""

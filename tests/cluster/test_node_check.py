@@ -15,9 +15,8 @@ SMALL = dict.fromkeys(("free", "write", "memory", "GPUs"), 0)
 
 
 def report(node: str, **numbers: float) -> NodeReport:
-    return NodeReport(
-        node, tuple(NodeCheck(name, str(value), number=value) for name, value in numbers.items())
-    )
+    checks = (NodeCheck(name, str(value), number=value) for name, value in numbers.items())
+    return NodeReport(node, tuple(checks))
 
 
 def test_a_sound_node_has_no_problem_and_keeps_no_file(
@@ -41,14 +40,9 @@ def test_each_limit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
 
 
 def test_missing_slow_and_failed_nodes_are_named(tmp_path: Path) -> None:
-    sound = [
-        report("a", matmul=10.0, free=1.0),
-        report("b", matmul=9.0, free=1.0),
-        report("c", matmul=3.0, free=1.0),
-    ]
-    failed = NodeReport(
-        "d", (NodeCheck("matmul", "10", "out of order", 10.0), NodeCheck("all-reduce", "-", "timed out"))
-    )
+    sound = [report(node, matmul=speed, free=1.0) for node, speed in (("a", 10.0), ("b", 9.0), ("c", 3.0))]
+    checks = NodeCheck("matmul", "10", "out of order", 10.0), NodeCheck("all-reduce", "-", "timed out")
+    failed = NodeReport("d", checks)
     path = tmp_path / "x.json"
     path.write_text("noise of a library\n" + "".join(map(report_line, [*sound, failed])))
     verdict = judge(read_reports(tmp_path), ["a", "b", "c", "d", "e"])

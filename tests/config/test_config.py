@@ -171,10 +171,10 @@ def test_inputs_on_the_command_line(tmp_path):
 
 
 def test_counts():
-    counts = {"1.2T": 12 * 10**11, "300B": 3 * 10**11, "64MiB": 64 << 20, "1_000": 1000, 7: 7, "2k": 2000}
+    counts = {"1.2T": 12 * 10**11, "0.5B": 5 * 10**8, "64MiB": 64 << 20, "1_000": 1000, 7: 7, "2k": 2000}
     assert {text: parse_count(text) for text in counts} == counts
     assert [human(n) for n in (0, 999, 1234, 5.6e12)] == ["0", "999", "1.23 k", "5.6 T"]
-    for text in ("", "1.5", "x", "1.23456K", "-1", "1 Z"):
+    for text in ("", "1.5", "many", "1.23456K", "-5", "1e-6", "1 Z"):
         with pytest.raises(ValueError):  # noqa: PT011 - the message is tested above
             parse_count(text)
 

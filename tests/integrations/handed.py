@@ -17,15 +17,8 @@ def train_hashes(
     from train import loop
     from train.config import TrainConfig
 
-    sizes = {
-        "vocab_size": 1024,
-        "dim": 8,
-        "layers": 1,
-        "heads": 1,
-        "kv_heads": 1,
-        "hidden": 8,
-        "tied": "true",
-    }
+    sizes: dict[str, Any] = {"vocab_size": 1024, "dim": 8, "hidden": 8, "tied": "true"}
+    sizes |= dict.fromkeys(("layers", "heads", "kv_heads"), 1)
     (folder / "model.toml").write_text("".join(f"{name} = {size}\n" for name, size in sizes.items()))
     where = {"shards": str(shards), "out": str(folder / "run"), "model": str(folder / "model.toml")}
     read = {"mix": None if mix is None else str(mix), "global_batch": batch, "steps": sequences // batch}

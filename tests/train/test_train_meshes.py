@@ -57,19 +57,29 @@ class Mesh(NamedTuple):
 
 
 OPS, HALF, FULL = ({"checkpointing": kind} for kind in ("ops", "0.5", "full"))
-QUICK = {
-    False: [
-        Mesh(pipeline=2, shard=2, context=2, more=OPS),
-        Mesh(pipeline=2, tensor=2),
-        Mesh(shard=4, more=FULL | {"micro_batch": 1, "reshard": False}),
-    ],
-    True: [
-        Mesh(replicate=2, shard=2, more=HALF | {"micro_batch": 1}),
-        Mesh(shard=2, tensor=2, context=2, more=OPS),
-        Mesh(replicate=2, tensor=2),
-    ],
-}
-"""Of models whose embedding is not, or is, the output matrix."""
+COMPILED = OPS | {"compile": True}
+OFFLOAD = {"offload": True, "micro_batch": 2}
+INTERLEAVED, ZERO_BUBBLE, DUALPIPE = (
+    {"pipeline_schedule": kind, "micro_batch": 1} for kind in ("interleaved", "zero-bubble", "dualpipe")
+)
+MANY = [
+    Mesh(replicate=2, more=OPS),  # DDP
+    Mesh(shard=2, more=FULL | {"micro_batch": 1, "reshard": False}),  # ZeRO-1, ZeRO-2
+    Mesh(shard=2, context=2),  # ZeRO-3
+    Mesh(replicate=2, shard=2, more=OFFLOAD),  # hybrid
+    Mesh(pipeline=2, more=INTERLEAVED | {"micro_batch": 4} | COMPILED),
+    Mesh(pipeline=2, shard=2, context=2, more=ZERO_BUBBLE),
+    Mesh(pipeline=2, tensor=2, more=OFFLOAD | DUALPIPE),
+    Mesh(pipeline=2, replicate=2, more=DUALPIPE),
+    Mesh(pipeline=2, more=ZERO_BUBBLE | FULL | {"micro_batch": 2}),
+]
+"""Each name that others use, each schedule and each setting of memory, on a mesh that divides what it touches."""
+TIED = [
+    Mesh(replicate=2, shard=2, more=HALF | {"micro_batch": 1}),
+    Mesh(shard=2, tensor=2, context=2, more=OPS),
+    Mesh(replicate=2, tensor=2),
+]
+"""Of a model whose embedding is its output matrix."""
 POWERS = (1, 2, 4)
 EVERY = [
     Mesh(*sizes, c)
@@ -77,58 +87,20 @@ EVERY = [
     if Mesh(*sizes).ranks <= 4 and sizes[2] % c == 0
 ]
 """Of up to four ranks."""
-COMPILED = OPS | {"compile": True}
 MORE = [
     Mesh(pipeline=2, shard=2, tensor=2),
     Mesh(pipeline=4, more=HALF),
-    Mesh(tensor=2, more=COMPILED),
+    *(Mesh(tensor=2, more=COMPILED | kept) for kept in (OPS, FULL, HALF)),
     Mesh(shard=2, context=2, more=COMPILED),
 ]
-INTERLEAVED, ZERO_BUBBLE, DUALPIPE = (
-    {"pipeline_schedule": kind, "micro_batch": 1} for kind in ("interleaved", "zero-bubble", "dualpipe")
-)
-SCHEDULES = [
-    Mesh(pipeline=2, more=INTERLEAVED | FULL),
-    Mesh(pipeline=2, shard=2, more=ZERO_BUBBLE),
-    Mesh(pipeline=2, tensor=2, more=DUALPIPE),
-    Mesh(pipeline=2, replicate=2, more=DUALPIPE),
-    Mesh(pipeline=2, shard=2, context=2, more=INTERLEAVED | {"micro_batch": 4} | COMPILED),
-    Mesh(pipeline=2, more=ZERO_BUBBLE | FULL | {"micro_batch": 2}),
-]
-OFFLOAD = {"offload": True, "micro_batch": 2}
-OFFLOADED = [
-    Mesh(shard=2, more=OFFLOAD),
-    Mesh(replicate=2, shard=2, more=OFFLOAD | {"reshard": False}),
-    Mesh(pipeline=2, tensor=2, more=OFFLOAD),
-]
 MUON = {"optimizer": "muon", "lr": 0.001}
-MUONS = [
-    Mesh(shard=2, more=MUON),
-    Mesh(shard=2, tensor=2, more=MUON),
-    Mesh(pipeline=2, replicate=2, more=MUON),
-]
-NAMED = {
-    "DDP": Mesh(replicate=2),
-    "ZeRO-1, ZeRO-2": Mesh(shard=2, more={"reshard": False}),
-    "ZeRO-3": Mesh(shard=2),
-    "hybrid": Mesh(replicate=2, shard=2),
-}
+MUONS = [Mesh(shard=2, tensor=2, more=MUON), Mesh(pipeline=2, replicate=2, more=MUON)]
+EVERY_MARKS = [pytest.mark.slow, pytest.mark.timeout(900)]
 CHAINS = [
-    pytest.param("window = 5", QUICK[False], id="quick"),
-    pytest.param("qk_norm = true", QUICK[True], id="quick-tied", marks=pytest.mark.slow),
-    pytest.param(
-        "qkv_bias = true", [*EVERY, *MORE], id="every", marks=[pytest.mark.slow, pytest.mark.timeout(900)]
-    ),
-    pytest.param("window = 5", SCHEDULES, id="schedules"),
-    pytest.param("window = 5", OFFLOADED, id="offload"),
+    pytest.param("window = 5", MANY, id="many"),
     pytest.param("window = 5", MUONS, id="muon"),
-    pytest.param("window = 5", [*NAMED.values()], id="named"),
-    pytest.param(
-        "qkv_bias = true",
-        [Mesh(tensor=2, more=COMPILED | FULL), Mesh(tensor=2, more=COMPILED | HALF)],
-        id="compiled",
-        marks=pytest.mark.slow,
-    ),
+    pytest.param("qk_norm = true", TIED, id="tied", marks=pytest.mark.slow),
+    pytest.param("qkv_bias = true", [*EVERY, *MORE], id="every", marks=EVERY_MARKS),
 ]
 
 
@@ -171,7 +143,7 @@ def test_a_run_through_many_meshes_is_that_of_one_process(
     assert min(column(whole, "grad_norm")) > 0.3
     assert column(through, "data_hash") == column(whole, "data_hash")
     assert column(through, "learned") == learned
-    near = 1e-6 if len(meshes) < 10 else 1e-5  # rounding adds up over the steps
+    near = 1e-6 if len(meshes) < 20 else 1e-5  # rounding adds up over the steps
     assert column(through, "loss") == pytest.approx(losses, rel=near)
     assert column(through, "grad_norm") == pytest.approx(column(whole, "grad_norm"), rel=10 * near)
     validations = [read_lines(run / "validation.jsonl") for run in (through, whole)]

@@ -285,7 +285,7 @@ def test_a_block_is_compiled_once_for_any_number_of_documents(monkeypatch: pytes
         cos, sin = torch.randn(2, 16, 8)
     counter = CompileCounterWithBackend("aot_eager")
     block.compile(fullgraph=True, dynamic=False, backend=counter)
-    for documents in (2, 5, 9):
+    for documents in (2, 9):
         ends = torch.empty((1, documents), dtype=torch.int32, device="meta")
         block(x, cos, sin, mask_of(ends, x, 16, 5, 8)).sum().backward()
     assert counter.frame_count == 1

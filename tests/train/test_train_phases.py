@@ -13,14 +13,13 @@ torch = needs("torch")
 from mixing import request
 
 from pretok.base.errors import MismatchError, PretokError, UsageError
-from pretok.base.records import replace
 from pretok.base.storage import read_json, read_lines
 from pretok.cluster.chain import recipe_flags
 from pretok.config import make_recipe
-from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_job import run_mix
-from tests.train_support import Trial, column, model_file, parsed
+from tests.train_support import Trial, column, model_file, parsed, set_tokenizer
 from train import loop, step
 from train.config import from_mapping
 from train.model import loss
@@ -76,8 +75,7 @@ def test_a_phase_that_changes_nothing_changes_no_bit(trial: Trial) -> None:
 def test_each_phase_ends_documents_with_the_token_of_its_shards(trial: Trial) -> None:
     """Shards made with one tokenizer may differ in it, and the run knows padding by it."""
     other = Path(shutil.copytree(trial.shards, trial.folder / "other"))
-    manifest = load_manifest(other)
-    write_manifest(other, replace(manifest, tokenizer=replace(manifest.tokenizer, eod_id=59)))
+    set_tokenizer(other, eod_id=59)
     seen: list[int] = []
     trial.around(step, "targets_of", lambda _tokens, eod_id, *_: seen.append(eod_id))
     trial.train(steps=3, phases=({"at": 2 * STEP, "shards": str(other)},))
@@ -216,8 +214,7 @@ def test_phases_that_cannot_be_are_refused_before_the_first_step(trial: Trial) -
         (close(2 * STEP - 1), both.format(STEP + 1, 2 * STEP - 1)),
         (close(2 * STEP), both.format(STEP + 1, 2 * STEP)),
     ):
-        with pytest.raises(PretokError, match=message):
-            trial.train(micro_batch=2, phases=phases, val_every=1)
+        trial.ends_with(PretokError, message, micro_batch=2, phases=phases, val_every=1)
     assert not (trial.run / "metrics.jsonl").exists()
     trial.train(phases=close(2 * STEP + 1))  # begins a step later
     assert len(column(trial.run, "loss")) == 8

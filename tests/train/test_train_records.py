@@ -184,8 +184,7 @@ def test_a_save_that_hangs_ends_the_run(trial: Trial) -> None:
     trial.around(save, "write_pieces", lambda *_: released.wait(60))
     trial.around(save.Checkpoints, "save", None, jump)
     words = "checkpoint of step 2 could not be written: not done after --timeout 600 s"
-    with pytest.raises(HungSave, match=words):
-        trial.train(steps=2, timeout=600)
+    trial.ends_with(HungSave, words, steps=2, timeout=600)
     released.set()
 
 
@@ -263,8 +262,7 @@ def test_a_disk_that_fails_ends_the_run(trial: Trial) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     trial.around(metrics.Lines, "_put", fail)
-    with pytest.raises(PretokError, match=r"jsonl: Permission denied"):
-        trial.train(save_every="never")
+    trial.ends_with(PretokError, r"jsonl: Permission denied", save_every="never")
 
 
 def test_deterministic_holds_from_the_start_of_a_run(trial: Trial) -> None:
@@ -404,8 +402,7 @@ def test_out_of_memory_names_what_to_lower(trial: Trial, error: Exception) -> No
 
     trial.patch.setattr("train.start.make_plan", make_plan)
     lower = r"out of memory on rank 0 of .*lower --micro-batch \(now 4\).*--checkpointing ops or full \(now none\)"
-    with pytest.raises(UsageError, match=lower):
-        trial.train(micro_batch=4)
+    trial.ends_with(UsageError, lower, micro_batch=4)
 
 
 def test_what_the_system_refuses_is_one_line() -> None:
@@ -429,8 +426,7 @@ def test_shards_overwritten_with_zeros_are_noticed_at_the_next_start(
     trial.train(steps=2, **more)
     for path in (trial.shards / "it").glob(f"{name}.bin"):
         path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(IntegrityError, match=r"it-\S+\.bin is damaged"):
-        trial.train(steps=4, **more)
+    trial.ends_with(IntegrityError, r"it-\S+\.bin is damaged", steps=4, **more)
 
 
 @pytest.mark.parametrize(("name", "val_every"), [("it-val-00000", 1), ("it-00000", 0)])
@@ -447,23 +443,20 @@ def test_an_id_outside_of_the_vocabulary_names_its_shard(trial: Trial, name: str
         trial.train(steps=None, workers=1, save_every="never", val_sequences=999, val_every=val_every)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_threads_read_ahead_and_no_process_is_forked_beside_collectives(trial: Trial, workers: int) -> None:
+def test_threads_read_ahead_and_no_process_is_forked_beside_collectives(trial: Trial) -> None:
     """A fork beside the threads of CUDA, NCCL and gloo may hang. The batches are those that the trainer reads alone."""
     before, during = children(os.getpid()), []
-    trial.train("plain")
     trial.around(loop, "train_step", lambda *_, **__: during.append(children(os.getpid())))
-    trial.train("ahead", workers=workers)
-    assert during == [before] * 8
-    assert column(trial.folder / "ahead", "data_hash") == column(trial.folder / "plain", "data_hash")
-    assert column(trial.folder / "ahead", "loss") == column(trial.folder / "plain", "loss")
+    runs = [trial.train(f"{workers}", workers=workers, steps=4) for workers in (0, 1, 3)]
+    assert during == [before] * 12
+    for name in ("data_hash", "loss"):
+        assert column(runs[0], name) == column(runs[1], name) == column(runs[2], name)
 
 
 def test_loader_threads_end_with_their_feed(trial: Trial) -> None:
     """Also if nobody takes what they have read, and with the error that one of them meets."""
-    trial.around(
-        View, "batch", lambda *_, **__: 1 / 0 if threading.current_thread().name == "loader-1" else 0
-    )
+    fail = lambda *_, **__: threading.current_thread().name != "loader-1" or 1 / 0  # noqa: E731
+    trial.around(View, "batch", fail)
     with pytest.raises(ZeroDivisionError):
         trial.train(workers=2)
     end = time.monotonic() + 10

@@ -104,12 +104,12 @@ def test_a_lasting_rise_is_skipped_a_few_times_and_then_usual(rise: float) -> No
     for values in ((rise, 2.0), (1.0, 2.0 * rise)):
         guard, judge = judge_of(clip=0.1)
         judge(1.0, times=2 * WINDOW)
-        assert judge(*values, times=5 * WINDOW) <= 6 < optim.MAX_SKIPS
+        assert judge(*values, times=2 * WINDOW) <= 6 < optim.MAX_SKIPS
         assert guard.in_a_row.item() == 0
 
 
 def test_slow_growth_and_what_is_clipped_little_are_no_outliers() -> None:
-    assert judge_of(clip=0.1)[1](1.0, times=1000, growth=1.01) == 0  # to 20,000 times what it was
+    assert judge_of(clip=0.1)[1](1.0, times=500, growth=1.02) == 0  # to 20,000 times what it was
     _, judge = judge_of(clip=1.0)
     judge(0.01, times=2 * WINDOW)
     assert judge(0.9) == 0  # 90 times the usual, and below what clipping lets pass
@@ -174,8 +174,7 @@ def test_a_run_that_is_lost_ends_and_spares_the_checkpoints(
 
     trial.around(step, "update", spoil)
     trial.patch.setattr(loop, "MAX_SKIPS", 3)
-    with pytest.raises(PretokError, match=message):
-        trial.train()
+    trial.ends_with(PretokError, message)
     assert [path.name for path in (trial.run / "checkpoints").glob("step-*")] == ["step-00000003"]
     assert not (trial.run / "done.json").exists()
 
@@ -183,17 +182,16 @@ def test_a_run_that_is_lost_ends_and_spares_the_checkpoints(
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_no_host_synchronisation_inside_a_step(trial: Trial, kind: str) -> None:
     """A profile of a step of four micro-batches holds nothing that makes the host wait for the device."""
-    original = loop.train_step
-    profiles = []
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    steps: list[int] = []
 
-    def profiled(*arguments: Any, **named: Any) -> Any:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            result = original(*arguments, **named)
-        profiles.append(profile.events())
-        return result
+    def begin(*_: Any) -> None:
+        steps.append(0)
+        if len(steps) == 2:  # the first one also makes what all others use
+            profile.start()
 
-    trial.patch.setattr(loop, "train_step", profiled)
-    trial.train(micro_batch=2, steps=3, optimizer=kind)
+    trial.around(loop, "train_step", begin, lambda *_: len(steps) == 2 and profile.stop())
+    trial.train(micro_batch=2, steps=2, optimizer=kind, schedule="constant")
     waiting = {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
 
     def inside(event: Any) -> set[str]:
@@ -203,7 +201,7 @@ def test_no_host_synchronisation_inside_a_step(trial: Trial, kind: str) -> None:
             event = event.cpu_parent
         return names
 
-    found = [inside(event) for event in profiles[2]]
+    found = [inside(event) for event in profile.events()]
     assert sum("aten::embedding" in names for names in found) >= 4
     assert any("aten::_fused_adamw_" in names for names in found)
     # The CPU's kernel of the optimizer reads its scalars on the CPU; a GPU's reads them where they are.
@@ -265,7 +263,7 @@ def test_one_process_equals_a_plain_loop(
 
 
 def test_bf16_is_near_and_not_equal(trial: Trial) -> None:
-    runs = [trial.train(kind, precision=kind, micro_batch=2, lr=0.01) for kind in ("fp32", "bf16")]
+    runs = [trial.train(kind, precision=kind, micro_batch=2, lr=0.01, steps=4) for kind in ("fp32", "bf16")]
     losses = [column(run, "loss") for run in runs]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     assert losses[1] != pytest.approx(losses[0], rel=1e-6)
@@ -275,7 +273,7 @@ def test_an_epoch_of_a_packed_mix_learns_its_targets(trial: Trial) -> None:
     """As the mix counted them, and no document is seen from another."""
     run_mix(trial.shards, trial.folder / "mix.json", request("all:it=1", seq_len=63, pack="best-fit"))
     (source,) = load_mix(trial.folder / "mix.json").sources
-    batch = max(n for n in range(1, 20) if source.sequences % n == 0)
+    batch = max(n for n in range(1, 100) if source.sequences % n == 0)
     more = {"global_batch": batch, "steps": source.sequences // batch, "attention": "document"}
     run = trial.train(mix=str(trial.folder / "mix.json"), **more)
     assert sum(column(run, "learned")) == source.targets

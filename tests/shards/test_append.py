@@ -126,7 +126,7 @@ def test_killed_anywhere(inputs: Path, here: Engine) -> None:
             look(made.shards_dir, here)
     assert steps > 10
     assert contents(made.shards_dir) == expected
-    for step in range(0, steps, 4):
+    for step in range(0, steps, 8):
         shutil.rmtree(inputs / "out")
         shutil.copytree(inputs / "start", inputs / "out")
         with pytest.raises(Killed), killed_after(step):

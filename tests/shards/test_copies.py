@@ -6,7 +6,6 @@ import gzip
 import json
 import pkgutil
 from collections.abc import Callable, Sequence
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -249,9 +248,9 @@ def test_copies_are_marked_where_they_are_wanted(
     assert any(f", {copies} are copies of others" in notice for notice in notices)
 
 
-@pytest.mark.parametrize("names", list(permutations("abc")), ids="".join)
+@pytest.mark.parametrize("names", ["abc", "bca", "cba"])
 def test_a_copy_names_the_document_of_the_first_round(
-    names: tuple[str, str, str], tmp_path: Path, vocab_dir: Path, here: Engine, texts: list[str]
+    names: str, tmp_path: Path, vocab_dir: Path, here: Engine, texts: list[str]
 ) -> None:
     """Whatever the names of the sources that come in later rounds, and for an append of the first one."""
     first: dict[str, str] = {}

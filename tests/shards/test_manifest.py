@@ -31,6 +31,7 @@ from pretok.shards.shard_file import NOWHERE, RemovedCounts, Shard
 from pretok.stream.mix_file import natural_mix
 
 FLIPS = 60
+"""In the manifest, where a bit may mean nothing. Of files with a checksum any bit tells as much as another."""
 
 
 def verify(shards: Path, here: Engine, sample: int | None = 0) -> list[str]:
@@ -160,7 +161,8 @@ def test_a_flipped_bit_is_found_in_any_file(shards: Path, here: Engine, name: st
     original = (shards / name).read_bytes()
     meant = load_manifest(shards)
     generator = random.Random(name)
-    for position in generator.sample(range(8 * len(original)), FLIPS):
+    flips = FLIPS if name == FILE_NAME else FLIPS // 6
+    for position in generator.sample(range(8 * len(original)), flips):
         data = bytearray(original)
         data[position // 8] ^= 1 << position % 8
         (shards / name).write_bytes(data)

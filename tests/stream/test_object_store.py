@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,10 @@ from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_job import run_mix
 
 SEQ_LEN = 2047
-BLOCKS = 25
+BLOCKS = 9
 """Of the large shards."""
 URL = f"s3://{BUCKET}"
 KINDS = {
-    "natural": None,
     "epochs": request("700:it=0.7,en=0.3", "900:it=0.1,en=0.9", seq_len=9),
     "packed": request("3k:it=0.8,en=0.2", seq_len=30, pack="best-fit"),
     "classes": request("1k:good=0.5,it=0.3,en=0.2", seq_len=9, classes={"good": "it where quality >= 7"}),
@@ -53,6 +52,7 @@ KINDS = {
         "900:good=1", seq_len=9, pack="best-fit", classes={"good": "it where quality < 7"}
     ),
 }
+Both = tuple[View, View]
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +61,16 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, rng = tmp_path_factory.mktemp("bucket"), np.random.default_rng(0)
     lengths = {"it": rng.integers(1, 60, 60), "en": rng.integers(1, 60, 40), "chat": rng.integers(1, 60, 30)}
     sources = {name: [rng.integers(1, 1000, n).tolist() for n in some] for name, some in lengths.items()}
-    small = make_shards(folder / "small", sources, val={"it": sources["en"][:9]}, chats={"chat": 6})
+    options = {"val": {"it": sources["en"][:9]}, "chats": {"chat": 6}, "documents_per_shard": 9}
+    small = make_shards(folder / "small", sources, **options)
     write_ledgers(small, {name: rng.integers(0, 10, len(some)).tolist() for name, some in sources.items()})
     for kind, wish in KINDS.items():
-        if wish is not None:
-            (folder / kind).mkdir()
-            run_mix(small, folder / kind / "mix.json", wish)
+        (folder / kind).mkdir()
+        run_mix(small, folder / kind / "mix.json", wish)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run_materialize(small, folder / "chat" / "mix.json", folder / "sorted", engine, Console())
     shards = []
-    for number, tokens in enumerate((6 * NODE - 999, 4 * NODE + 1, 2 * NODE)):
+    for number, tokens in enumerate((2 * NODE - 999, NODE + 1, NODE)):
         with ShardWriter(folder / "large" / "it" / f"it-{number:05d}", np.dtype("<u2")) as writer:
             ends = np.diff([*range(0, tokens, 1000), tokens]).astype(np.int32)
             writer.append(rng.integers(1, 1000, tokens).astype("<u2"), ends)
@@ -81,7 +81,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(bucket, monkeypatch) -> Iterator[Server]:
     """Serves the bucket; the environment names it, as a user's does."""
     with serve(bucket) as running:
         for name, value in environment(running).items():
@@ -91,45 +91,69 @@ def server(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.fixture
-def large(server: Server, bucket: Path, tmp_path: Path) -> tuple[View, View]:
-    """The large shards as files, and from the store with an empty cache in `tmp_path`."""
-    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
-    return local, pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path)
+def both(server, bucket, tmp_path) -> Callable[..., Both]:
+    """Opens shards, and a mix if one is named, as files and from the store. given: for the one from the store."""
+
+    def opened(name: str = "small", mix: str | None = None, split: str = "train", **given: Any) -> Any:
+        length = None if mix or name == "sorted" else SEQ_LEN if name == "large" else 9
+        there = {"cache": tmp_path / "cache"} | given
+        return tuple(
+            pretok.stream.open(
+                f"{place}/{name}", mix and f"{place}/{mix}/mix.json", seq_len=length, split=split, **options
+            )
+            for place, options in ((bucket, {}), (URL, there))
+        )
+
+    return opened
 
 
-def same(ours: View, theirs: View) -> None:
+@pytest.fixture
+def large(both) -> Both:
+    """The large shards as files, and from the store with an empty cache."""
+    return both("large")
+
+
+@pytest.fixture
+def kept(tmp_path) -> Callable[..., list[Path]]:
+    """The blocks that the cache has, or files beside them."""
+    return lambda name="0*": sorted(tmp_path.glob(f"cache/blocks/*/{name}"))
+
+
+def same(theirs: View, ours: View) -> None:
     assert (ours.fingerprint, len(ours)) == (theirs.fingerprint, len(theirs))
     everything = np.random.default_rng(1).permutation(len(ours))
-    for found, expected in zip(
-        ours.batch(everything, loss=True), theirs.batch(everything, loss=True), strict=True
-    ):
-        np.testing.assert_array_equal(found, expected)
+    for pair in zip(ours.batch(everything, loss=True), theirs.batch(everything, loss=True), strict=True):
+        np.testing.assert_array_equal(*pair)
     assert ours.origin(len(ours) - 1) == theirs.origin(len(ours) - 1)
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_shards_without_a_mix_read_the_same(split, both):
+    same(*both(split=split))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_entry_reads_the_same(kind: str, server: Server, bucket: Path, tmp_path: Path) -> None:
-    if kind == "natural":
-        for split in ("train", "val"):
-            local = pretok.stream.open(bucket / "small", seq_len=9, split=split)
-            same(pretok.stream.open(f"{URL}/small", seq_len=9, split=split, cache=tmp_path), local)
-        return
-    local = pretok.stream.open(bucket / "small", bucket / kind / "mix.json")
-    same(pretok.stream.open(f"{URL}/small", f"{URL}/{kind}/mix.json", cache=tmp_path), local)
+def test_every_kind_of_entry_reads_the_same(kind, both, bucket, tmp_path):
+    local, remote = both("small", kind)
+    same(local, remote)
     mixed = pretok.stream.open(f"{URL}/small/", bucket / kind / "mix.json", cache=tmp_path)
-    same(pickle.loads(pickle.dumps(mixed)), local)
+    same(local, pickle.loads(pickle.dumps(mixed)))
     if kind == "chat":
-        same(pretok.stream.open(f"{URL}/sorted", cache=tmp_path), local)
+        same(local, both("sorted")[1])
 
 
-def test_another_library_reads_another_store(bucket: Path, tmp_path: Path) -> None:
+def test_another_library_reads_another_store(bucket, tmp_path):
     import fsspec
 
     memory = fsspec.filesystem("memory")
     memory.put(str(bucket / "small"), "/shards", recursive=True)
     memory.put(str(bucket / "packed"), "/mixes", recursive=True)
     view = pretok.stream.open("memory://shards", "memory://mixes/mix.json", cache=tmp_path)
-    same(view, pretok.stream.open(bucket / "small", bucket / "packed" / "mix.json"))
+    same(pretok.stream.open(bucket / "small", bucket / "packed" / "mix.json"), view)
+
+
+def batches_of(view: View, rank: int, count: int) -> PositionSampler:
+    return PositionSampler(len(view), global_batch=8 * count, micro_batch=8, rank=rank, world_size=count)
 
 
 def ranks(view: View, count: int) -> list[Any]:
@@ -140,9 +164,7 @@ def ranks(view: View, count: int) -> list[Any]:
         ours, theirs = context.Pipe()
 
         def work(rank: int = rank, pipe: Any = theirs) -> None:
-            sampler = PositionSampler(
-                len(view), global_batch=8 * count, micro_batch=8, rank=rank, world_size=count
-            )
+            sampler = batches_of(view, rank, count)
             read_ahead(view, sampler, range(count))
             pipe.send([view.batch(batch).tobytes() for batch in sampler])
 
@@ -152,55 +174,51 @@ def ranks(view: View, count: int) -> list[Any]:
     return pipes
 
 
-def test_ranks_that_share_a_cache_fetch_each_block_once(
-    server: Server, large: tuple[View, View], tmp_path: Path
-) -> None:
+def test_ranks_that_share_a_cache_fetch_each_block_once(server, large, both):
     local, view = large
     server.latency = 0.02
     for rank, (process, pipe) in enumerate(ranks(view, 3)):
         assert pipe.poll(60)
-        batches = PositionSampler(len(local), global_batch=24, micro_batch=8, rank=rank, world_size=3)
-        assert pipe.recv() == [local.batch(batch).tobytes() for batch in batches]
+        assert pipe.recv() == [local.batch(batch).tobytes() for batch in batches_of(local, rank, 3)]
         process.join()
     assert len(server.gets()) == len(set(server.gets())) == BLOCKS
     assert len(server.gets(".nodes")) == 3
     # The next job finds all of it.
     server.asked.clear()
-    same(pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path), local)
+    same(*both("large"))
     assert not server.gets()
 
 
 def test_a_killed_job_leaves_a_cache_that_the_next_one_uses(
-    server: Server, bucket: Path, large: tuple[View, View], tmp_path: Path
-) -> None:
+    server, bucket, large, kept, tmp_path, monkeypatch
+):
     """Also what it left unfinished, or someone cut, is fetched again and never read."""
-    local, view = large
+    monkeypatch.setattr(object_store, "THREADS", 2)
     server.latency = 0.05
-    [(process, _)] = ranks(view, 1)
-    until(lambda: len(list(tmp_path.glob("blocks/*/0*"))) > 3)
+    [(process, _)] = ranks(large[1], 1)
+    until(lambda: len(kept()) > 3)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     server.latency = 0.0
-    kept = sorted(tmp_path.glob("blocks/*/0*"))
-    kept[0].write_bytes(b"")
-    missing = tmp_path / "incoming" / "blocks" / load_manifest(bucket / "large").shards[2].root / "000003"
+    there = kept()
+    there[0].write_bytes(b"")
+    name = f"blocks/{load_manifest(bucket / 'large').shards[2].root}/000001"
+    missing = tmp_path / "cache" / "incoming" / name
     missing.parent.mkdir(parents=True, exist_ok=True)
     missing.write_bytes(b"half" * 999)
     server.asked.clear()
-    same(view, local)
+    same(*large)
     # Each once: on a busy machine the server still reads requests that the killed process sent.
-    assert len({*server.gets()}) == BLOCKS - len(kept) + 1
+    assert len({*server.gets()}) == BLOCKS - len(there) + 1
+    assert max(path.stat().st_size for path in kept()) == NODE  # not behind what was left
 
 
-def test_blocks_come_in_the_order_of_their_first_use(
-    server: Server, large: tuple[View, View], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_come_in_the_order_of_their_first_use(server, large, monkeypatch):
     """Though the reader, who is told of, waits at its first batch."""
     monkeypatch.setattr(object_store, "THREADS", 1)
     view = large[1]
-    sampler = PositionSampler(len(view), global_batch=8, micro_batch=4, rank=1, world_size=2)
-    files: Any = view.tokens.files
-    units = files.units(view.reads(np.concatenate(list(sampler)))[0])
+    sampler = batches_of(view, 1, 2)
+    units = view.tokens.files.units(view.reads(np.concatenate(list(sampler)))[0])
     first = dict.fromkeys(map(tuple, units[:, :2].tolist()))
     read_ahead(view, sampler)
     until(lambda: len(server.gets()) == len(first))
@@ -211,15 +229,12 @@ def test_blocks_come_in_the_order_of_their_first_use(
     assert not server.asked
 
 
-def test_the_loader_of_pytorch_fetches_ahead(
-    server: Server, large: tuple[View, View], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loader_of_pytorch_fetches_ahead(server, large, monkeypatch):
     needs("torch")
     from pretok.integrations import pytorch
 
     monkeypatch.setattr(pytorch, "_MESSAGE", 16 * SEQ_LEN)
-    loaders = [pytorch.Loader(view, 4, rank=1, ranks=2, position=80, workers=2) for view in large]
-    theirs, ours = map(iter, loaders)
+    theirs, ours = (iter(pytorch.Loader(view, 4, rank=1, ranks=2, position=80, workers=2)) for view in large)
     first = next(ours)
     until(lambda: len(server.gets()) > BLOCKS - 3)
     for found in (first, *ours):
@@ -227,19 +242,11 @@ def test_the_loader_of_pytorch_fetches_ahead(
 
 
 @pytest.mark.parametrize(("limit", "ranks"), [(4 * NODE, range(4)), (None, ())])
-def test_a_cache_too_small_for_blocks_is_passed_by(
-    limit: int | None,
-    ranks: Sequence[int],
-    server: Server,
-    bucket: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cache_too_small_for_blocks_is_passed_by(limit, ranks, server, both, monkeypatch):
     """Also one whose readers read a fourth of the shards. Sequences come one by one, ahead of their use, and of an
     object whose version was compared."""
-    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
-    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=limit)
-    sampler = PositionSampler(len(view), global_batch=32, micro_batch=8, rank=1, world_size=4, position=5000)
+    local, view = both("large", cache_bytes=limit)
+    sampler = PositionSampler(len(view), global_batch=32, micro_batch=8, rank=1, world_size=4, position=1440)
     monkeypatch.setattr(object_store, "MOST_PIECES", 64)
     read_ahead(view, sampler, ranks)
     batches = list(sampler)
@@ -247,9 +254,9 @@ def test_a_cache_too_small_for_blocks_is_passed_by(
         ahead = 8 * min(number + 8, len(batches))
         until(lambda ahead=ahead: len(server.gets()) >= ahead + 3)
         np.testing.assert_array_equal(view.batch(batch), local.batch(batch))
-    files: Any = view.tokens.files
-    assert not files._futures
+    assert not view.tokens.files._futures
     asked = 8 * len(batches)
+    assert asked > 120
     assert 0 <= len(server.gets()) - 3 - asked < 5  # an object's first MiB; a sequence in two objects
     assert len(server.gets(".nodes")) == 3
     assert server.sent < 3.5 * NODE + 2 * (SEQ_LEN + 1) * asked
@@ -259,17 +266,10 @@ def test_a_cache_too_small_for_blocks_is_passed_by(
         view[0]
 
 
-def test_sequences_in_memory_survive_an_outage_and_another_upload(
-    server: Server, bucket: Path, tmp_path: Path
-) -> None:
+def test_sequences_in_memory_survive_an_outage_and_another_upload(server, both):
     """An old error is not raised again, an abandoned pass keeps nothing, and the same content may get a new version."""
-    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
-
-    def opened() -> View:
-        return pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=0)
-
-    view = opened()
-    files: Any = view.tokens.files
+    local, view = both("large", cache_bytes=0)
+    files = view.tokens.files
     server.fault = lambda name, _: 503 if name.endswith(".bin") else None
     with pytest.raises(OSError, match="cannot be read"):
         view.batch(range(8))
@@ -280,10 +280,10 @@ def test_sequences_in_memory_survive_an_outage_and_another_upload(
         view.expect([range(first, first + 8)])
         assert len(files._futures) == 8
     server.tag = "2"
-    np.testing.assert_array_equal(opened()[3], local[3])
+    np.testing.assert_array_equal(both("large", cache_bytes=0)[1][3], local[3])
 
 
-def test_a_mix_is_read_after_a_removal(server: Server, bucket: Path, tmp_path: Path) -> None:
+def test_a_mix_is_read_after_a_removal(server, bucket, tmp_path):
     """Its shards have other roots by now."""
     shards = shutil.copytree(bucket / "small", bucket / "removed")
     manifest = load_manifest(shards)
@@ -295,10 +295,10 @@ def test_a_mix_is_read_after_a_removal(server: Server, bucket: Path, tmp_path: P
     new = tuple(replace(one, root=root) if one is changed else one for one in manifest.shards)
     write_manifest(shards, replace(manifest, shards=new, history=(manifest.event(removal),)))
     mix = bucket / "epochs" / "mix.json"
-    same(pretok.stream.open(f"{URL}/removed", mix, cache=tmp_path), pretok.stream.open(shards, mix))
+    same(pretok.stream.open(shards, mix), pretok.stream.open(f"{URL}/removed", mix, cache=tmp_path))
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
+def test_a_full_disk_is_named(tmp_path):
     def fill(file: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -306,10 +306,10 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         object_store.obtain(tmp_path, tmp_path / "block", fill)
 
 
-def test_a_child_reads_and_drops_its_view(server: Server, tmp_path: Path) -> None:
+def test_a_child_reads_and_drops_its_view(both):
     """Although a thread of its parent held the queue when it was forked."""
-    views = [pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path)]
-    files: Any = views[0].tokens.files
+    views = [both()[1]]
+    files = views[0].tokens.files
     views[0][0]
 
     def work() -> None:
@@ -324,24 +324,20 @@ def test_a_child_reads_and_drops_its_view(server: Server, tmp_path: Path) -> Non
     assert child.exitcode == 0
 
 
-def test_a_new_pass_asks_for_what_the_last_one_is_fetching(
-    server: Server, large: tuple[View, View], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_pass_asks_for_what_the_last_one_is_fetching(server, large, monkeypatch):
     monkeypatch.setattr(object_store, "THREADS", 1)
     server.latency = 0.1
-    files: Any = large[1].tokens.files
+    files = large[1].tokens.files
     first = files._ask((0, 0, NODE), ahead=True)
     until(lambda: first.running() or first.done())
     files.expect([])
     files._ask((0, 0, NODE), ahead=False).result(100)
 
 
-def test_a_block_may_come_while_it_is_asked_for_again(
-    large: tuple[View, View], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_may_come_while_it_is_asked_for_again(large, monkeypatch):
     """Two sequences of a request lie in it: it is not yet there for the first, and comes before the second asks."""
     local, view = large
-    files: Any = view.tokens.files
+    files = view.tokens.files
     held, asked = files._held, []
 
     def late(*arguments: Any) -> bool:
@@ -361,21 +357,18 @@ def test_a_block_may_come_while_it_is_asked_for_again(
     np.testing.assert_array_equal(*tokens)
 
 
-def test_other_shards_leave_a_full_cache(server: Server, bucket: Path, tmp_path: Path) -> None:
+def test_other_shards_leave_a_full_cache(both, kept):
     """Only as many as the new ones need, and the old ones are fetched again."""
-    local = pretok.stream.open(bucket / "small", seq_len=9)
-    view = pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path)
-    same(view, local)
-    before, limit = len(list(tmp_path.glob("blocks/*/0*"))), BLOCKS + 5
-    pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=limit * NODE)[0]
-    assert len(list(tmp_path.glob("blocks/*/0*"))) <= 5 + 2 < before
-    same(view, local)
+    small = both()
+    same(*small)
+    before = len(kept())
+    both("large", cache_bytes=(BLOCKS + 5) * NODE)[1][0]
+    assert 5 < len(kept()) <= 5 + 2 < before
+    same(*small)
 
 
 @pytest.mark.parametrize("fault", [500, 503, 403, "cut", "hang"])
-def test_what_passes_is_tried_again(
-    fault: int | str, server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_passes_is_tried_again(fault, server, both, monkeypatch):
     monkeypatch.setattr(object_store, "TIMEOUT", 0.5)
     names = ["small/manifest.json", "chat/mix.json", "small/it/it-00001.bin", "small/chat/chat-00000.spans"]
     faults = dict.fromkeys(names[2:3] if fault == "hang" else names, 1 if fault == "hang" else 2)
@@ -385,30 +378,19 @@ def test_what_passes_is_tried_again(
         return fault if faults[name] >= 0 else None
 
     server.fault = once
-    view = pretok.stream.open(f"{URL}/small", f"{URL}/chat/mix.json", cache=tmp_path)
-    same(view, pretok.stream.open(bucket / "small", bucket / "chat" / "mix.json"))
+    same(*both("small", "chat"))
     assert max(faults.values()) < 0
 
 
 @pytest.mark.parametrize("fault", [503, 403, "cut"])
-def test_a_lasting_error_names_the_object_without_secrets(
-    fault: int | str,
-    server: Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_lasting_error_names_the_object_without_secrets(fault, server, tmp_path, caplog):
     place = server.endpoint.removeprefix("http://")
     url = f"s3://user:geheim@{BUCKET}/small?endpoint_override={place}&scheme=http"
     view = pretok.stream.open(url, seq_len=9, cache=tmp_path)
     server.fault = lambda name, _: fault if name.endswith(".bin") else None
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(OSError, match="cannot be read after 5 tries") as caught,
-    ):
+    shown = rf"cannot be read after 5 tries.* 's3://\*\*\*@{BUCKET}/small/.*\.bin"
+    with caplog.at_level(logging.WARNING), pytest.raises(OSError, match=shown) as caught:
         view[0]
-    assert f"s3://***@{BUCKET}/small/" in str(caught.value)
-    assert ".bin" in str(caught.value)
     assert "trying" in caplog.text
     assert not any(word in caplog.text + str(caught.value) for word in ("geheim", place))
     server.fault = lambda *_: None
@@ -424,8 +406,8 @@ def test_a_lasting_error_names_the_object_without_secrets(
     ],
 )
 def test_a_changed_object_is_an_error_and_never_a_token(
-    suffix: str, change: str, limit: int | None, server: Server, bucket: Path, tmp_path: Path
-) -> None:
+    suffix, change, limit, server, bucket, both, kept, tmp_path
+):
     for folder in ("small", "packed"):
         shutil.copytree(bucket / folder, tmp_path / "bucket" / folder)
     for path in (tmp_path / "bucket").rglob(f"*.{suffix}"):
@@ -438,21 +420,16 @@ def test_a_changed_object_is_an_error_and_never_a_token(
     server.folder = tmp_path / "bucket"
     for _ in range(2):
         with pytest.raises(IntegrityError, match=f"s3://bucket/.*{suffix} {words}"):
-            pretok.stream.open(
-                f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / "cache", cache_bytes=limit
-            )[0]
-    assert not list((tmp_path / "cache").glob("blocks/*/0*"))
+            both("small", "packed", cache_bytes=limit)[1][0]
+    assert not kept()
 
 
 @pytest.mark.parametrize("when", ["between", "during"])
-def test_an_object_that_is_replaced_under_a_reader_is_an_error(
-    when: str, server: Server, bucket: Path, tmp_path: Path
-) -> None:
+def test_an_object_that_is_replaced_under_a_reader_is_an_error(when, server, bucket, both, tmp_path):
     """By one of the same size, between two sequences or in the middle of one."""
     server.folder = shutil.copytree(bucket / "large", tmp_path / "bucket" / "large").parent
-    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
-    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path / "cache", cache_bytes=0)
-    np.testing.assert_array_equal(view.batch(range(100)), local.batch(range(100)))
+    local, view = both("large", cache_bytes=0)
+    np.testing.assert_array_equal(view.batch(range(20)), local.batch(range(20)))
 
     def replace_all() -> None:
         server.tag = "2"
@@ -463,9 +440,9 @@ def test_an_object_that_is_replaced_under_a_reader_is_an_error(
     if when == "between":
         replace_all()
     else:
-        server.fault = lambda name, number: replace_all() if number == first + 40 else None
+        server.fault = lambda name, number: replace_all() if number == first + 16 else None
     refused, read = 0, 0
-    for position in range(100, 200):
+    for position in range(20, 40):
         try:
             tokens = view[position]
         except IntegrityError:
@@ -473,14 +450,12 @@ def test_an_object_that_is_replaced_under_a_reader_is_an_error(
         else:
             read += 1
             np.testing.assert_array_equal(tokens, local[position])
-    assert refused > 50
+    assert refused > 10
     assert (read > 0) is (when == "during")
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_look_ups_are_shared_by_those_that_came_before_they_began(
-    monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
+def test_look_ups_are_shared_by_those_that_came_before_they_began(fails, monkeypatch):
     remote, gate = object_store.Remote("s3://bucket/x"), threading.Event()
     begun, came = list[str](), list[int]()
 
@@ -509,27 +484,21 @@ def test_look_ups_are_shared_by_those_that_came_before_they_began(
     assert len(begun) < 10
 
 
-@pytest.mark.parametrize("name", ["000*", "nodes"])
 @pytest.mark.parametrize(
     "change", [lambda data: bytes(len(data)), lambda data: data[:-1], lambda data: data + b"x"]
 )
-def test_what_was_changed_in_the_cache_is_fetched_again(
-    name: str, change: Any, server: Server, bucket: Path, tmp_path: Path
-) -> None:
-    local = pretok.stream.open(bucket / "small", seq_len=9)
-    same(pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path), local)
-    kept = sorted(tmp_path.glob(f"blocks/*/{name}"))
-    before = [path.read_bytes() for path in kept]
-    for path in kept:
-        path.write_bytes(change(path.read_bytes()))
-    same(pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path), local)
-    assert kept
-    assert [path.read_bytes() for path in kept] == before
+def test_what_was_changed_in_the_cache_is_fetched_again(change, both, kept):
+    """Blocks and nodes."""
+    same(*both())
+    before = {path: path.read_bytes() for path in kept("000*") + kept("nodes")}
+    for path, data in before.items():
+        path.write_bytes(change(data))
+    same(*both())
+    assert {path: path.read_bytes() for path in kept("000*") + kept("nodes")} == before
+    assert len(before) == 2 * len(kept("nodes")) > 0
 
 
-def test_nodes_that_another_reader_removes_are_fetched_again(
-    server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_another_reader_removes_are_fetched_again(both, monkeypatch):
     """It found them changed on the disk, between the look of this reader and its read."""
     removed, obtain = set[Path](), object_store.obtain
 
@@ -540,51 +509,37 @@ def test_nodes_that_another_reader_removes_are_fetched_again(
             path.unlink()
 
     monkeypatch.setattr(object_store, "obtain", disturbed)
-    local = pretok.stream.open(bucket / "small", seq_len=9)
-    same(pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path), local)
+    same(*both())
     assert removed
 
 
-def test_a_store_that_gives_no_versions_is_named(
-    server: Server,
-    bucket: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_store_that_gives_no_versions_is_named(both, monkeypatch, caplog):
     monkeypatch.setattr(object_store, "VERSIONS", ())
-    view = pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path, cache_bytes=0)
-    np.testing.assert_array_equal(view[0], pretok.stream.open(bucket / "small", seq_len=9)[0])
+    local, view = both(cache_bytes=0)
+    np.testing.assert_array_equal(view[0], local[0])
     assert ".bin has no version in its store: do not replace it" in caplog.text
 
 
-def test_a_node_without_network_goes_on_with_a_full_cache(
-    server: Server, bucket: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    local = pretok.stream.open(bucket / "small", bucket / "packed" / "mix.json")
-
-    def view(cache: str) -> View:
-        return pretok.stream.open(f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / cache)
-
-    same(view("full"), local)
-    half = view("half")
+def test_a_node_without_network_goes_on_with_a_full_cache(server, both, tmp_path, caplog):
+    same(*both("small", "packed"))
+    half = both("small", "packed", cache=tmp_path / "half")[1]
     server.fault = lambda *_: 503
-    same(view("full"), local)
+    same(*both("small", "packed"))
     assert "continuing with the copy in" in caplog.text
     with pytest.raises(OSError, match="cannot be read"):
         half.batch(range(len(half)))
     with pytest.raises(OSError, match=r"s3://bucket/small/manifest.json"):
-        view("empty")
+        both("small", "packed", cache=tmp_path / "empty")
 
 
-def test_what_cannot_be_opened_is_refused(server: Server, tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_refused(server, tmp_path):
     with pytest.raises(UsageError, match="name a folder of a local disk"):
         pretok.stream.open(f"{URL}/small", seq_len=9)
     with pytest.raises(IntegrityError, match=r"s3://bucket/nothing/manifest.json does not exist"):
         pretok.stream.open(f"{URL}/nothing", seq_len=9, cache=tmp_path)
 
 
-def test_a_program_ends_while_requests_are_in_work(server: Server, tmp_path: Path) -> None:
+def test_a_program_ends_while_requests_are_in_work(server, tmp_path):
     server.fault = lambda name, _: "hang" if name.endswith(".bin") else None
     code = (
         "import pretok.stream; from pretok.stream.loader import *; "

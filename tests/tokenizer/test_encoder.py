@@ -174,7 +174,7 @@ PIECES = [
 def test_foreign_tokenizers_encode_as_tokenizers_does(
     vocab: Vocabulary, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2,000 texts of added tokens and what they could be joined to, also when the reference cuts texts into pieces
+    """500 texts of added tokens and what they could be joined to, also when the reference cuts texts into pieces
     where it may; the list above says which engine they go to."""
     fast, arguments = VARIANTS[name]
     foreign = changed(vocab, **arguments)
@@ -182,7 +182,7 @@ def test_foreign_tokenizers_encode_as_tokenizers_does(
     assert ("" if fast else "tokenizers instead") in encoder.notice
     assert (encoder.notice == "") == fast
     draw = random.Random(name)
-    documents = ["".join(draw.choices(PIECES, k=draw.randint(0, 12))) for _ in range(2000)]
+    documents = ["".join(draw.choices(PIECES, k=draw.randint(0, 12))) for _ in range(500)]
     whole = [e.ids for e in library(foreign).encode_batch(documents, add_special_tokens=False)]
     monkeypatch.setattr(reference_module, "LONG", 2)
     for engine in (encoder, ReferenceEngine(foreign)):
@@ -230,16 +230,16 @@ def test_words_are_forgotten_before_they_fill_the_memory(
     vocab: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [new_words(seed, 300_000) for seed in range(8)]
-    expected = [FastEngine(vocab).encode(batch) for batch in batches]
+    expected = {seed: FastEngine(vocab).encode(batches[seed]) for seed in (0, 4, 7)}
     monkeypatch.setattr(encoder_module, "CACHE_BYTES", 32 << 20)
     engine = FastEngine(vocab)
     resident: list[int] = []
     load = FastEngine._load
     monkeypatch.setattr(FastEngine, "_load", lambda self: (resident.append(resident_bytes()), load(self)))
-    for batch, (ids, offsets) in zip(batches, expected, strict=True):
-        again, borders = engine.encode(batch)
-        assert np.array_equal(again, ids)
-        assert np.array_equal(borders, offsets)
+    for seed, batch in enumerate(batches):
+        found = engine.encode(batch)
+        if seed in expected:
+            assert all(map(np.array_equal, found, expected[seed]))
     assert 2 <= len(resident) < 8
     assert max(resident) - resident[0] < 200 << 20  # 2.4 million words take 230 MB and more where they stay
 

@@ -259,23 +259,24 @@ CONVERTED: dict[str, dict[str, Callable[[dict[str, Any]], bytes]]] = {
 """Name of a file -> the files of another form of tokenizer."""
 
 
-@pytest.mark.parametrize("named", ["file", "folder"])
 @pytest.mark.parametrize("name", CONVERTED)
 def test_another_form_of_tokenizer_is_refused_with_the_command_that_converts_it(
-    tmp_path: Path, good: dict[str, Any], name: str, named: str
+    tmp_path: Path, good: dict[str, Any], name: str
 ) -> None:
-    """The command runs, and what it writes is read."""
+    """The same for a file and its folder. The command runs, and what it writes is read."""
     for file, content in CONVERTED[name].items():
         (tmp_path / file).write_bytes(content(good))
-    path = tmp_path / name if named == "file" else tmp_path
-    with pytest.raises(UsageError, match=r"makes a tokenizer\.json of it") as refused:
-        load_vocab(path)
+    commands = set()
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(UsageError, match=r"makes a tokenizer\.json of it") as refused:
+            load_vocab(path)
+        commands.add(str(refused.value).partition("of it: ")[2])
+    (command,) = commands
     if "tiktoken" in str(refused.value):
         pytest.importorskip("tiktoken", reason="the command needs it: pip install tiktoken")
     pytest.importorskip("transformers", reason="the command needs it: pip install transformers")
     (tmp_path / "pattern.txt").write_text(PATTERNS["gpt2"])
-    command = shlex.split(str(refused.value).partition("of it: ")[2])
-    subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True, cwd=tmp_path)
+    subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True, capture_output=True, cwd=tmp_path)
     made = load_vocab(tmp_path, eod=0)
     text = " La città più bella, l'ABBA."
     ids = ids_of(Encoder(made), [text])[0]

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unicodedata import is_normalized
 
 import pyarrow as pa
 import pytest
-from counting import documents, recipe
+from counting import documents, recipe, write_lines
 from support import needs
 from test_bpe import merge_slowly
+from texts import HARD
 from tokenizers import Tokenizer
 from tokenizing import trained_model
 
 from pretok.base.console import NO_CONSOLE
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.execute import Engine
 from pretok.base.storage import read_json
+from pretok.config import Recipe
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.tokenizer_file import to_bytes
@@ -54,8 +58,26 @@ def tokenizer_like(shape: str, texts: list[str], size: int = 600) -> dict[str, A
     return data
 
 
+@pytest.fixture(scope="module")
+def like(sample_texts) -> Callable[..., dict[str, Any]]:
+    """`tokenizer_like` of English texts; each is trained once."""
+    made = cache(lambda *key: json.dumps(tokenizer_like(key[0], sample_texts["en"][:60], key[1])))
+    return lambda shape="llama3", size=300: json.loads(made(shape, size))
+
+
+@pytest.fixture
+def extension(folder, tmp_path, like) -> Callable[..., Recipe]:
+    """A recipe that extends a tokenizer, which it writes to `old`."""
+
+    def made(data: dict[str, Any] | None = None, **settings: Any) -> Recipe:
+        old = written(tmp_path / "old", data or like())
+        return recipe(folder, **{"pattern": "cl100k", "extend": str(old), "add": 20, **settings})
+
+    return made
+
+
 def written(folder: Path, data: dict[str, Any]) -> Path:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(data))
     return folder
 
@@ -84,13 +106,16 @@ def slow_extension(old: Tokenizer, texts: list[str], add: int) -> list[tuple[byt
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: Engine, shape: str) -> None:
-    old = written(tmp_path / "old", tokenizer_like(shape, documents(folder, "en")))
-    made = recipe(folder, holdout="0", pattern=SHAPES[shape], extend=str(old), add=150)
+def test_merging_goes_on_and_old_ids_stay(shape, folder, tmp_path, sample_texts, like, extension, here):
+    old = tmp_path / "old"
+    write_lines(folder / "in" / "it-0.jsonl", sample_texts["it"][:6])
+    write_lines(folder / "in" / "it-1.jsonl", [text for text in HARD[1:] if is_normalized("NFC", text)])
+    write_lines(folder / "in" / "en.jsonl", sample_texts["en"][:6])
+    made = extension(like(shape, 600), holdout="0", pattern=SHAPES[shape], add=60)
     report = run_build_vocab(made, here, NO_CONSOLE)
     before, after = read_json(old / "tokenizer.json"), read_json(made.vocab_dir / "tokenizer.json")
-    size = Tokenizer.from_file(str(old / "tokenizer.json")).get_vocab_size()
-    assert report.size == size + 150
+    size = opened(old).get_vocab_size()
+    assert report.size == size + 60
 
     texts = documents(folder, "it") + documents(folder, "en")
     earlier, new = (
@@ -99,17 +124,14 @@ def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: En
     )
     count = len(earlier)
     assert new[:count] == earlier
-    expected = slow_extension(opened(old), texts, 150)
+    expected = slow_extension(opened(old), texts, 60)
     assert [(to_bytes(a), to_bytes(b)) for a, b in new[count:]] == expected
 
-    found_map, was, now = (
-        read_map(made.vocab_dir / "vocab-map.json"),
-        load_vocab(old),
-        load_vocab(made.vocab_dir),
-    )
+    found_map = read_map(made.vocab_dir / "vocab-map.json")
+    was, now = load_vocab(old), load_vocab(made.vocab_dir)
     for end, vocab in ((found_map.old, was), (found_map.new, now)):
         assert (end.size, end.fingerprint) == (vocab.size, vocab.fingerprint)
-    assert [int(i) for i in found_map.rows] == [*range(size, size + 150)]
+    assert [int(i) for i in found_map.rows] == [*range(size, size + 60)]
     for i, parts in found_map.rows.items():
         assert b"".join(map(was.token_bytes, parts)) == now.token_bytes(int(i))
 
@@ -131,26 +153,26 @@ def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: En
     assert not special & set(ids.tolist())
 
 
-def test_the_report_compares_the_old_tokenizer(folder: Path, tmp_path: Path, here: Engine) -> None:
-    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en")))
-    report = run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=250), here, NO_CONSOLE)
+def test_the_report_compares_the_old_tokenizer(extension, here):
+    made = extension(add=250)
+    report = run_build_vocab(made, here, NO_CONSOLE)
     rows = report.compare
-    assert (rows["this"]["it"].tokens or 0) < (rows[str(old)]["it"].tokens or 0)
+    assert (rows["this"]["it"].tokens or 0) < (rows[str(made.vocab.extend)]["it"].tokens or 0)
     with pytest.raises(MismatchError, match="size was"):
-        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=200), here, NO_CONSOLE)
+        run_build_vocab(extension(add=200), here, NO_CONSOLE)
 
 
-def test_transformers_opens_it_with_what_stood_beside(folder: Path, tmp_path: Path, here: Engine) -> None:
+def test_transformers_opens_it_with_what_stood_beside(extension, here):
     transformers = needs("transformers")
-    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en")))
+    made = extension()
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|end_of_text|>",
         "model_max_length": 77,
     }
+    old = Path(str(made.vocab.extend))
     (old / "tokenizer_config.json").write_text(json.dumps(config))
     (old / "generation_config.json").write_text("{}")
-    made = recipe(folder, pattern="cl100k", extend=str(old), add=50)
     run_build_vocab(made, here, NO_CONSOLE)
     opens = transformers.AutoTokenizer.from_pretrained(str(made.vocab_dir))
     text = "L'acqua è più fresca, perché no?"
@@ -187,12 +209,10 @@ def spoiled(spoil: str, data: dict[str, Any]) -> None:
     ],
 )
 def test_what_cannot_be_extended_is_named_before_anything_is_written(
-    folder: Path, tmp_path: Path, here: Engine, spoil: str, settings: dict[str, Any], message: str
-) -> None:
-    data = tokenizer_like("llama3", documents(folder, "en"), 300)
-    spoiled(spoil, data)
-    old = written(tmp_path / "old", data)
-    made = recipe(folder, **{"pattern": "cl100k", "extend": str(old), "add": 10, **settings})
+    spoil, settings, message, like, extension, here
+):
+    spoiled(spoil, data := like())
+    made = extension(data, **settings)
     with pytest.raises(UsageError, match=message):
         run_build_vocab(made, here, NO_CONSOLE)
     assert not made.out.exists()
@@ -201,18 +221,16 @@ def test_what_cannot_be_extended_is_named_before_anything_is_written(
 @pytest.mark.parametrize(
     ("content", "text"), [("   ", "a   "), ("ĠĠĠ", "a   "), ("\t\t", "a\t\t"), ("ĉĉ", "a\t\t")]
 )
-def test_spaces_do_not_become_a_special_token(
-    folder: Path, tmp_path: Path, here: Engine, content: str, text: str
-) -> None:
+def test_spaces_do_not_become_a_special_token(content, text, tmp_path, like, extension, here):
     """A special token of spaces alone, as they are written and as the vocabulary spells them. With ignore_merges, a
     word that is an entry becomes it, and an extension writes the special tokens among the entries."""
-    data = tokenizer_like("llama3", documents(folder, "en"), 300)
+    data = like()
     special = data["added_tokens"][-1] | {"content": content}
     data["added_tokens"][-1] = special
     among = json.loads(json.dumps(data))
     among["model"]["vocab"][content] = special["id"]
     spaces = opened(written(tmp_path / "among", among)).encode(text, add_special_tokens=False).ids
-    made = recipe(folder, pattern="cl100k", extend=str(written(tmp_path / "old", data)), add=10)
+    made = extension(data)
     if special["id"] in spaces:
         with pytest.raises(UsageError, match=r"is one word, and with ignore_merges text that spells it"):
             run_build_vocab(made, here, NO_CONSOLE)
@@ -225,34 +243,24 @@ def test_spaces_do_not_become_a_special_token(
         assert content in ("   ", "\t\t")
 
 
-def test_more_entries_than_the_words_hold_are_refused(folder: Path, tmp_path: Path, here: Engine) -> None:
-    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
-    made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)
+def test_more_entries_than_the_words_hold_are_refused(folder, extension, here):
+    """And leave no claim to a tokenizer that others put there."""
+    made = extension(add=60_000)
     with pytest.raises(UsageError, match="the words give only"):
         run_build_vocab(made, here, NO_CONSOLE)
     assert not list(made.vocab_dir.rglob("*.json"))
-    old.rename(made.vocab_dir)
+    made.vocab_dir.mkdir(parents=True, exist_ok=True)
+    (other := made.vocab_dir / "tokenizer.json").write_text("of others")
+    with pytest.raises(UsageError, match="is not build-vocab's"):
+        run_build_vocab(extension(), here, NO_CONSOLE)
+    assert other.read_text() == "of others"
+    Path(str(made.vocab.extend), "tokenizer.json").rename(other)
     with pytest.raises(UsageError, match="would overwrite"):
         run_build_vocab(recipe(folder, pattern="cl100k", extend=str(made.vocab_dir), add=1), here, NO_CONSOLE)
 
 
-def test_a_refused_extension_leaves_no_claim_to_a_tokenizer(
-    folder: Path, tmp_path: Path, here: Engine
-) -> None:
-    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
-    made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)
-    with pytest.raises(UsageError, match="the words give only"):
-        run_build_vocab(made, here, NO_CONSOLE)
-    made.vocab_dir.mkdir(parents=True, exist_ok=True)
-    (other := made.vocab_dir / "tokenizer.json").write_text("of others")
-    with pytest.raises(UsageError, match="is not build-vocab's"):
-        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=20), here, NO_CONSOLE)
-    assert other.read_text() == "of others"
-
-
-def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:
-    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
-    made = recipe(folder, pattern="cl100k", extend=str(old), add=20)
+def test_a_damaged_map_is_named(tmp_path, extension, here):
+    made = extension()
     run_build_vocab(made, here, NO_CONSOLE)
     path = made.vocab_dir / "vocab-map.json"
     whole = read_json(path)

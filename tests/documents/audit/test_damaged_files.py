@@ -51,6 +51,7 @@ def words(command: str, names: dict[str, Path]) -> list[str]:
     [
         (MIX, BIN),
         (MIX, "shards/tokenizer.json"),
+        ("remove WORK/shards --where doc=0 --reason why", BIN),
         (EXPORT, BIN),
         (EXPORT, INDEX),
         (EXPORT, "shards/tokenizer.json"),

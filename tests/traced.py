@@ -59,7 +59,7 @@ def _serve() -> None:
     """For each command line that comes in, fork a process for it, which stops itself, and tell its id; for each id, how
     it ended."""
     for module in walk_packages(pretok.__path__, "pretok."):
-        if not module.name.startswith("pretok.integrations"):  # for packages of other projects, which load for seconds
+        if not module.name.startswith("pretok.integrations"):  # packages of others, which load for seconds
             importlib.import_module(module.name)
     pretok.vocab.counts.buckets.BUCKET_BITS = 2  # as the fixture few_buckets of tests/conftest.py
     pretok.vocab.counts.buckets.BUCKETS = pretok.vocab.counts.count_job.BUCKETS = 4

@@ -41,7 +41,7 @@ def after(work: Path) -> Path:
 
 
 def pretok_line(line: str, code: int = 0) -> None:
-    assert run_command(line.split()) == code
+    assert run_command(line.split()) == code, line
 
 
 def test_verify_shows_that_no_text_is_left(after: Path, removable: Path, here: Engine, capsys: Any) -> None:

@@ -51,26 +51,19 @@ def test_python_leaves_the_bytes_of_the_commands(folder: Path) -> None:
     assert repr(report).startswith(f"<pretok vocabulary {report.fingerprint}: 600 entries, ")
     assert work.mix == load_mix(made / "mix.json")
     assert planned.sequences == len(work.mix)
-    assert [(job.command, job.exit_code) for job in read_jobs(made)] == [
-        (name, 0) for name in ("build-vocab", "tokenize", "mix")
-    ]
+    ended = [(job.command, job.exit_code) for job in read_jobs(made)]
+    assert ended == [("build-vocab", 0), ("tokenize", 0), ("mix", 0)]
 
 
 def test_inputs_may_be_a_recipe_or_a_table_of_one(
     folder: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "lr=1").mkdir()
-    (folder / "lr=1" / "r.toml").write_text(
-        'out = "../w"\n[sources.it]\ninputs = ["../in/it-*.jsonl"]\n', "utf-8"
-    )
+    recipe = folder / "lr=1" / "r.toml"
+    recipe.write_text('out = "../w"\n[sources.it]\ninputs = ["../in/it-*.jsonl"]\n')
     monkeypatch.chdir(vocab_dir.parent)  # where paths that are given start, but not those of the recipe
-    work = pretok.tokenize(str(folder / "lr=1" / "r.toml"), vocab=vocab_dir.name, workers=0, quiet=True)
-    assert (
-        run_command(
-            ["tokenize", str(folder / "lr=1" / "r.toml"), "--vocab", vocab_dir.name, "--workers", "0"]
-        )
-        == 0
-    )
+    work = pretok.tokenize(str(recipe), vocab=vocab_dir.name, workers=0, quiet=True)
+    assert run_command(f"tokenize {recipe} --vocab {vocab_dir.name} --workers 0".split()) == 0
     assert (work.folder, work.sources) == (folder / "w", ("it",))
     (folder / "in" / "own.jsonl").write_text('{"body": "il mare", "id": "7"}\n')
     table = {"inputs": folder / "in" / "own.jsonl", "field": "body", "keep": ["id"]}
@@ -80,11 +73,7 @@ def test_inputs_may_be_a_recipe_or_a_table_of_one(
 
 
 WRONG = [
-    (
-        "tokenize",
-        {"val_frac": 0.1},
-        "pretok.tokenize: unknown key shards.val_frac .*did you mean val_fraction",
-    ),
+    ("tokenize", {"val_frac": 0.1}, "^pretok.tokenize: unknown key .*val_frac .*did you mean val_fraction"),
     ("tokenize", {"val_fraction": 2}, "^pretok.tokenize: shards.val_fraction: 2: it should be less"),
     ("tokenize", {"inputs": {"it": 3}}, r"sources\.it\.inputs"),
     ("build_vocab", {"out": None}, "^pretok.build_vocab: out is missing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -16,13 +17,7 @@ from benchmarks.__main__ import TITLES, report
 from benchmarks.inputs import Inputs
 from benchmarks.measure import RESULTS, load_results
 
-PACKAGES = {
-    "remote": "s3fs",
-    "object_store": "torch",
-    "loader": "torch",
-    "train_ranks": "torch",
-    "start": "torch",
-}
+PACKAGES = {"remote": "s3fs", **dict.fromkeys(("object_store", "loader", "train_ranks", "start"), "torch")}
 FEWER: dict[str, dict[str, object]] = {
     "object_store": {"RATES": (10_000_000,), "LATENCIES": (0.02,)},
     "plain": {"COPIES": (1,), "BAD": {"text null": b'{"text": null}'}},
@@ -31,19 +26,19 @@ FEWER: dict[str, dict[str, object]] = {
 QUICK = {"parts", "packing", "chats", "certificate", "train_ranks"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def inputs(
-    tmp_path: Path, sample_texts: dict[str, list[str]], vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> Inputs:
-    """A corpus of the embedded sample."""
+    tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[str]], vocab_dir: Path
+) -> Iterator[Inputs]:
+    """A corpus of the embedded sample, for all benchmarks of a session."""
+    corpus = tmp_path_factory.mktemp("corpus")
     for language, texts in sample_texts.items():
-        write_lines(plain := tmp_path / f"{language}.jsonl", texts)
-        (tmp_path / "corpus" / language).mkdir(parents=True)
-        packed = zstandard.compress(plain.read_bytes())
-        (tmp_path / "corpus" / language / "all.jsonl.zst").write_bytes(packed)
-    monkeypatch.setenv("PRETOK_CORPUS", str(tmp_path / "corpus"))
-    (tmp_path / "work").mkdir()
-    return Inputs(tmp_path / "work", vocab_dir, scale=0.002, runs=1)
+        write_lines(plain := corpus / f"{language}.jsonl", texts)
+        (corpus / language).mkdir()
+        (corpus / language / "all.jsonl.zst").write_bytes(zstandard.compress(plain.read_bytes()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRETOK_CORPUS", str(corpus))
+        yield Inputs(tmp_path_factory.mktemp("work"), vocab_dir, scale=0.002, runs=1)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +67,9 @@ def test_the_points_of_vocabularies_give_the_quoted_differences() -> None:
     needs("torch")
     arms = import_module("benchmarks.arms")
     table = arms.table(pq.read_table(arms.POINTS).to_pylist())
-    found = {
-        name.split(",")[0]: (round(row["difference"], 3), round(row["+-"], 3)) for name, row in table.items()
-    }
-    assert (found["plain-2k"], found["plain-8k"]) == ((-0.133, 0.090), (0.089, 0.086))
+    found = {name.split(",")[0]: row for name, row in table.items()}
+    for name, difference, error in (("plain-2k", -0.133, 0.090), ("plain-8k", 0.089, 0.086)):
+        assert (round(found[name]["difference"], 3), round(found[name]["+-"], 3)) == (difference, error)
 
 
 @pytest.mark.parametrize("script", ["learning_curve", "train_gpu"])

@@ -101,10 +101,8 @@ def test_what_a_worker_runs_knows_no_driver():
 
 
 def test_one_module_imports_ray_and_few_torch():
-    for package, allowed in (
-        ("ray", ("pretok/base/execute.py",)),
-        ("torch", ("train/", "pretok/integrations/")),
-    ):
+    places = {"ray": ("pretok/base/execute.py",), "torch": ("train/", "pretok/integrations/")}
+    for package, allowed in places.items():
         for path in MODULES:
             if any(f"{one}.".startswith(f"{package}.") for one in imports(path)):
                 assert relative(path).startswith(allowed), f"{relative(path)} imports {package}"
@@ -148,25 +146,19 @@ def test_contributing_names_every_folder_and_a_folder_its_modules():
 
 def test_the_docstring_of_a_folder_lists_what_is_in_it():
     for init in (path for path in MODULES if path.stem == "__init__" and path.parent.parent != ROOT):
-        lines = (ast.get_docstring(tree(init)) or "").splitlines()
-        listed = {
-            line.split()[0].rstrip("/")
-            for line in lines
-            if re.match(r" *([a-z_0-9]+\.[a-z]+|[a-z]+/) ", line)
-        }
-        held = {
-            path.name
-            for path in init.parent.iterdir()
-            if path.suffix == ".py" or (path / "__init__.py").exists()
-        }
-        assert listed - {"page.html", "card.md"} == held - {"__init__.py"}, relative(init)
+        page = ast.get_docstring(tree(init)) or ""
+        listed = re.findall(r"^ *([a-z_0-9]+\.[a-z]+|[a-z]+(?=/)).? ", page, re.MULTILINE)
+        inside = [
+            path for path in init.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+        ]
+        held = {path.name for path in inside} - {"__init__.py"}
+        assert {*listed} - {"page.html", "card.md"} == held, relative(init)
 
 
 def test_the_picture_of_the_rooms_is_true():
     made = run_path(str(ROOT / "docs" / "rooms.py"))
-    assert made["PICTURE"].read_text(encoding="utf-8") == made["picture"](), (
-        "make it again: python docs/rooms.py"
-    )
+    drawn = made["PICTURE"].read_text(encoding="utf-8")
+    assert drawn == made["picture"](), "make it again: python docs/rooms.py"
 
 
 def test_a_word_names_one_thing():
@@ -181,10 +173,8 @@ def test_a_word_names_one_thing():
                 classes.setdefault(node.name, []).append(relative(path))
     assert {name: places for name, places in classes.items() if len(places) > 1} == {}
     tables = "pretok/config/settings.py"  # its classes are named after the tables of a recipe
-    others = [
-        name for name in words.keys() & classes.keys() if words[name] != name and classes[name] != [tables]
-    ]
-    assert others == []
+    known = words.keys() & classes.keys()
+    assert [name for name in known if words[name] != name and classes[name] != [tables]] == []
 
 
 def test_fifteen_rooms():

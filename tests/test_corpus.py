@@ -52,9 +52,8 @@ def expected(corpus, work) -> dict[str, dict[int, list[int]]]:
 def prefixes(work: Path, source: str) -> list[Path]:
     """Shards of a source in stream order, from the manifest read as plain JSON."""
     manifest = json.loads((work / "shards" / "manifest.json").read_text())
-    return [
-        work / "shards" / s["path"].removesuffix(".bin") for s in manifest["shards"] if s["source"] == source
-    ]
+    paths = [shard["path"] for shard in manifest["shards"] if shard["source"] == source]
+    return [work / "shards" / path.removesuffix(".bin") for path in paths]
 
 
 @pytest.mark.parametrize("source", ["it", "en"])

@@ -31,12 +31,8 @@ from support import ROOT
 
 from pretok.cli import app, run_command
 
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "slurm" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "slurm" / "README.md"]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(
     r"(?P<mark>^<!-- run -->\n)?^(?P<indent> *)```(?:sh|bash)\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
@@ -227,9 +223,8 @@ def test_the_notebook_goes_from_text_to_a_trained_model(
     notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "save it without its output"
     with warnings.catch_warnings(action="ignore"):  # those of the client's event loop
-        nbclient.NotebookClient(
-            notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-        ).execute()
+        resources = {"metadata": {"path": str(tmp_path)}}
+        nbclient.NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
     shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
     assert sum("image/png" in data for data in shown) == 3
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -239,22 +234,19 @@ def test_the_notebook_goes_from_text_to_a_trained_model(
 
 def test_the_picture_of_the_report_is_of_this_page() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
-    assert len(made["headings"]()) > 5
-    assert made["headings_of"](made["PICTURE"].read_bytes()) == made["headings"](), (
-        "run python docs/pictures.py"
-    )
+    assert len(headings := made["headings"]()) > 5
+    assert made["headings_of"](made["PICTURE"].read_bytes()) == headings, "run python docs/pictures.py"
 
 
 def anchors(page: Path) -> set[str]:
     """What headings are called in links."""
-    headings = re.findall(
-        r"^#+ +(.+)$", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL), re.MULTILINE
-    )
+    prose = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_to_files_and_headings(page: Path) -> None:
+def test_links_and_names_lead_to_files_and_headings(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in LINK.findall(text):
         if "://" in link:
@@ -263,25 +255,19 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         path = (page.parent / target).resolve() if target else page
         assert path.exists(), f"{name(page)}: {link}"
         assert not anchor or anchor in anchors(path), f"{name(page)}: {link}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_files_that_a_page_names_exist(page: Path) -> None:
-    named = re.findall(
-        r"`(?:python |bash )?((?:tests|benchmarks|pipelines)/[\w/.-]+\.\w+)", page.read_text("utf-8")
-    )
-    assert not [path for path in named if not (ROOT / path).exists()]
+    file = r"`(?:python |bash )?((?:tests|benchmarks|pipelines)/[\w/.-]+\.\w+)"
+    assert not [path for path in re.findall(file, page.read_text("utf-8")) if not (ROOT / path).exists()]
 
 
 def test_messages_that_are_explained_are_messages_of_ours() -> None:
     page = (ROOT / "docs" / "running.md").read_text("utf-8")
     table = page.partition("\n## Messages\n")[2].partition("\n## ")[0]
-    sources = [
-        path.read_text("utf-8") for name in ("pretok", "train") for path in (ROOT / name).rglob("*.py")
-    ]
+    sources = "".join(
+        path.read_text("utf-8") for top in ("pretok", "train") for path in (ROOT / top).rglob("*.py")
+    )
     messages = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
     assert len(messages) > 7
-    assert not [message for message in messages if not any(message in source for source in sources)]
+    assert not [message for message in messages if message not in sources]
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -347,11 +333,6 @@ def test_no_block_of_the_site_is_cut(site: Path, width: int) -> None:
     assert found["blocks"] > 100
 
 
-def _practices() -> list[tuple[str, str, str]]:
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("## Practices")[2]
-    return re.findall(r"^- (.+): `([^`]+)`, `([^`]+)`$", page, re.MULTILINE)
-
-
 def test_every_practice_has_its_option_and_its_test() -> None:
     """The list of docs/training.md: an option of `train` or a command of it, and a test that exists."""
     from train.__main__ import COMMANDS
@@ -359,7 +340,8 @@ def test_every_practice_has_its_option_and_its_test() -> None:
 
     add_flags(parser := command_parser("train", "", ""))
     known = {*parser._option_string_actions, *(f"train {name}" for name in COMMANDS)}
-    rows = _practices()
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("## Practices")[2]
+    rows = re.findall(r"^- (.+): `([^`]+)`, `([^`]+)`$", page, re.MULTILINE)
     named = {practice for practice, _, _ in rows}
     assert len(named) == len(rows) >= 15
     for practice, option, test in rows:

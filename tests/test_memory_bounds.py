@@ -61,10 +61,8 @@ for request in sys.stdin:
 
 def sentences(size: int) -> bytes:
     """So many bytes of text of real words."""
-    text = b"".join(
-        b"La riga %d di %d, con parole e numeri.\n" % (n, n * 7919) for n in range(size // 38 + 1)
-    )
-    return text[:size]
+    lines = (b"La riga %d di %d, con parole e numeri.\n" % (n, n * 7919) for n in range(size // 38 + 1))
+    return b"".join(lines)[:size]
 
 
 def json_lines(at: Path, *texts: bytes) -> None:
@@ -113,9 +111,8 @@ def parquet(at: Path, texts: pa.Array, **options: Any) -> None:
 
 def row_group(at: Path, size: int) -> None:
     text = sentences(4096).decode()
-    parquet(
-        at, pa.array([f"{n}{text}" for n in range(size // 4096)], pa.large_string()), use_dictionary=False
-    )
+    texts = pa.array([f"{n}{text}" for n in range(size // 4096)], pa.large_string())
+    parquet(at, texts, use_dictionary=False)
 
 
 def sorted_rows(at: Path, size: int) -> None:

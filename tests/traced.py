@@ -31,6 +31,8 @@ import pretok.base.lock
 import pretok.base.storage
 import pretok.documents.removal.remove_job
 import pretok.kernels.hashing
+import pretok.vocab.counts.buckets
+import pretok.vocab.counts.count_job
 from pretok.cli import run_command
 
 CHANGES = (
@@ -57,8 +59,10 @@ def _serve() -> None:
     """For each command line that comes in, fork a process for it, which stops itself, and tell its id; for each id, how
     it ended."""
     for module in walk_packages(pretok.__path__, "pretok."):
-        with contextlib.suppress(ImportError):  # some are for packages of other projects
+        if not module.name.startswith("pretok.integrations"):  # packages of others, which load for seconds
             importlib.import_module(module.name)
+    pretok.vocab.counts.buckets.BUCKET_BITS = 2  # as the fixture few_buckets of tests/conftest.py
+    pretok.vocab.counts.buckets.BUCKETS = pretok.vocab.counts.count_job.BUCKETS = 4
     pretok.kernels.hashing._hash_documents.compiled()  # Numba loads half of itself with the first function
     for request in map(json.loads, sys.stdin):
         if isinstance(request, int):

@@ -134,16 +134,8 @@ def test_annotations_of_other_documents_are_refused(tmp_path: Path, vocab_dir: P
     for name in ("ours", "theirs"):
         rows = [{"id": n, "text": f"il documento {n} di {name}"} for n in range(60)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        inputs = (
-            f"it={tmp_path}/{name}.jsonl",
-            "--keep",
-            "id:integer",
-            "--vocab",
-            vocab_dir,
-            "--workers",
-            "0",
-        )
-        say("tokenize", *inputs, "--out", tmp_path / name)
+        options = f"--keep id:integer --vocab {vocab_dir} --workers 0 --out {tmp_path}/{name}"
+        say("tokenize", f"it={tmp_path}/{name}.jsonl", *options.split())
     ours, theirs = (tmp_path / name / "shards" for name in ("ours", "theirs"))
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"id": n, "score": n}) + "\n" for n in range(60)))
     say("annotate", theirs, tmp_path / "q.jsonl", "--by", "id", "--name", "q")
@@ -174,18 +166,18 @@ def columns(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("fields", "files"),
     [
-        (["text,testo,content"], 9),
-        (["it=text", "--field", "it=testo,content"], 9),
-        (["content", "--field", "it=testo"], 3),
-        (["testo"], 3),
+        ("text,testo,content", 9),
+        ("it=text --field it=testo,content", 9),
+        ("content --field it=testo", 3),
+        ("testo", 3),
     ],
 )
 def test_files_of_a_source_may_name_their_text_differently(
-    columns: Path, vocab_dir: Path, say: Say, fields: list[str], files: int
+    columns: Path, vocab_dir: Path, say: Say, fields: str, files: int
 ) -> None:
     inputs = columns if files == 9 else columns / "testo.*"
-    line = ["tokenize", f"it={inputs}", "--vocab", vocab_dir, "--out", columns / "w", "--field", *fields]
-    _, said = say(*line, "--workers", "0")
+    options = f"--vocab {vocab_dir} --out {columns}/w --workers 0 --field {fields}"
+    _, said = say("tokenize", f"it={inputs}", *options.split())
     manifest = load_manifest(columns / "w" / "shards")
     assert manifest.totals.documents == files * len(TEXTS)
     texts = [text for batch in pretok.open(columns / "w").texts() for text in batch["text"].to_pylist()]
@@ -195,22 +187,9 @@ def test_files_of_a_source_may_name_their_text_differently(
 
 
 def test_a_field_of_one_source_leaves_the_others_alone(columns: Path, vocab_dir: Path, say: Say) -> None:
-    sources = [f"it={columns}/testo.parquet", f"en={columns}/text.jsonl"]
-    keep = ["--keep", "it=n:integer", "--keep", "en=number=n:integer"]
-    out = columns / "w"
-    say(
-        "tokenize",
-        *sources,
-        "--out",
-        out,
-        "--vocab",
-        vocab_dir,
-        "--field",
-        "it=testo",
-        *keep,
-        "--workers",
-        "0",
-    )
+    out, inputs = columns / "w", f"it={columns}/testo.parquet en={columns}/text.jsonl"
+    options = "--field it=testo --keep it=n:integer --keep en=number=n:integer --workers 0"
+    say(*f"tokenize {inputs} --out {out} --vocab {vocab_dir} {options}".split())
     manifest = load_manifest(out / "shards")
     assert {name: counts.train.documents for name, counts in manifest.sources.items()} == {"en": 3, "it": 3}
     kept = pretok.open(out).documents("en").read_all()["number"].to_pylist()

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import zstandard
@@ -26,10 +27,6 @@ Patch = pytest.MonkeyPatch
 NOW = "2026-03-01T12:00:00.000+00:00"
 
 
-class Killed(KeyboardInterrupt):
-    """Passes through everything."""
-
-
 def by_name(work: Path) -> dict[str, StepStatus]:
     return {one.what: one for one in status_of(work)}
 
@@ -46,25 +43,24 @@ def test_status_says_how_far_the_shards_are(
     tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: Patch
 ) -> None:
     """Two sources of several partitions; the end of a file of `en` is damaged."""
-    for name, count in (("it", 3000), ("en", 900)):
+    for name, count in (("it", 1200), ("en", 360)):
         rows = [{"text": f"{name} documento {i} " * 9} for i in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     packed = zstandard.ZstdCompressor().compress((tmp_path / "en.jsonl").read_bytes())
     (tmp_path / "en.jsonl.zst").write_bytes(packed[:-300])
     inputs: dict[str, list[Path | str]] = {name: sorted(tmp_path.glob(f"{name}.*")) for name in ("it", "en")}
-    job = recipe(tmp_path / "work", vocab_dir, inputs, size=60_000)
+    job = recipe(tmp_path / "work", vocab_dir, inputs, size=24_000)
     assert [one.state for one in status_of(job.out)] == [UNFINISHED]
-    real, sealed = LedgerWriter.seal, []
+    real, left = LedgerWriter.seal, iter(range(5))
 
     def dying(self: LedgerWriter, *of: Any) -> Any:
-        sealed.append(1)
-        if len(sealed) > 5:
-            raise Killed
+        if next(left, None) is None:
+            raise KeyboardInterrupt  # which passes through everything
         return real(self, *of)
 
     with monkeypatch.context() as patched:
         patched.setattr(LedgerWriter, "seal", dying)
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             run(job, here)
     rows = by_name(job.out)
     assert rows.keys() == {"shards of en", "shards of it"}
@@ -84,7 +80,7 @@ def test_status_says_how_far_the_shards_are(
         run(job, here)
     rows = by_name(job.out)
     assert (rows["shards of it"].state, rows["shards of en"].state) == (FINISHED, UNFINISHED)
-    assert rows["shards of it"].detail.endswith(" tokens in 3,000 documents")
+    assert rows["shards of it"].detail.endswith(" tokens in 1,200 documents")
 
 
 def test_a_mix_of_other_shards_and_damage_are_failures(
@@ -168,12 +164,8 @@ def test_the_next_command_of_a_killed_recipe_is_the_one_that_was_typed(
     Path("r.toml").write_text(f'{RECIPE}path = "{vocab_dir}"\n')
     long_ago = {"event": "start", "argv": ["tokenize", "x=y"], "time": "2020-01-01T00:00:00.000+00:00"}
     write_log(Path("work"), "tokenize", long_ago)
-
-    def killed(*_: object, **__: object) -> None:
-        raise Killed
-
     with monkeypatch.context() as patched:
-        patched.setattr(f"pretok.steps.{step}", killed)
+        patched.setattr(f"pretok.steps.{step}", Mock(side_effect=KeyboardInterrupt))
         assert run_command(["run", "r.toml", "--workers", "0"]) == 75
     rows = status_of(Path("work"))
     (log,) = Path("work/logs").glob("run-*.jsonl")
@@ -211,9 +203,8 @@ def test_status_shows_the_progress_of_a_running_step_from_its_log(
 
 
 def test_the_state_of_a_run_follows_from_its_files(tmp_path: Path) -> None:
-    write_json(
-        tmp_path / "config.json", {"model": "debug", "resolved": {"model": {"seq_len": 8}, "steps": 400}}
-    )
+    resolved = {"model": {"seq_len": 8}, "steps": 400}
+    write_json(tmp_path / "config.json", {"model": "debug", "resolved": resolved})
 
     def shown() -> tuple[str, int | None, int | None, str]:
         (row,) = status_of(tmp_path)
@@ -237,9 +228,7 @@ def test_the_state_of_a_run_follows_from_its_files(tmp_path: Path) -> None:
     assert shown()[0] == FINISHED
     work = tmp_path.with_name(f"{tmp_path.name}-work")
     work.mkdir()
-    tmp_path.rename(
-        work / "run"
-    )  # where `pretok run` says to train: it stands among the results, and nothing is next
+    tmp_path.rename(work / "run")  # where `pretok run` says to train: it is a result, and nothing is next
     assert [(row.what, row.state, row.next) for row in status_of(work)] == [("run run", FINISHED, "")]
     fast = work.with_name(f"{work.name}-fast")
     fast.mkdir()

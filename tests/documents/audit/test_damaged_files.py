@@ -16,6 +16,7 @@ MIX = "mix WORK/shards --out WORK/mix.json --seq-len 16 --materialize OUT --work
 EXPORT = "export WORK/shards --to olmo --out OUT --workers 0"
 ANNOTATE = "annotate WORK/shards HERE/it.jsonl --by id --name notes --columns text"
 TOKENIZE = "tokenize --out WORK --vocab VOCAB --keep id --duplicates drop --workers 0"
+BUILD_VOCAB = "build-vocab it=none --counts WORK/counts --out OUT --vocab-size 400 --workers 0"
 BIN, INDEX, LEDGER = (f"shards/it/it-00000.{suffix}" for suffix in ("bin", "idx", "docs.parquet"))
 
 
@@ -24,11 +25,8 @@ def sealed(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     """A WORK with shards, what was joined to them and a mix; beside it another source and rows to join."""
     folder = tmp_path_factory.mktemp("damage")
     for name in ("it", "en"):
-        lines = (
-            json.dumps({"id": f"{name}{i}", "text": f"{name} documento {i} " * 9, "score": i})
-            for i in range(80)
-        )
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+        rows = [{"id": f"{name}{i}", "text": f"{name} documento {i} " * 9, "score": i} for i in range(80)]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     names = {"WORK": folder / "work", "HERE": folder, "VOCAB": vocab_dir}
     for command in (
         f"{TOKENIZE} it=HERE/it.jsonl",
@@ -51,15 +49,13 @@ def words(command: str, names: dict[str, Path]) -> list[str]:
     [
         (MIX, BIN),
         (MIX, "shards/tokenizer.json"),
+        ("remove WORK/shards --where doc=0 --reason why", BIN),
         (EXPORT, BIN),
         (EXPORT, INDEX),
         (EXPORT, "shards/tokenizer.json"),
         (ANNOTATE, LEDGER),
         (f"{TOKENIZE} it=HERE/it.jsonl en=HERE/en.jsonl", LEDGER),
-        (
-            "build-vocab it=none --counts WORK/counts --out OUT --vocab-size 400 --workers 0",
-            "counts/bucket-01.parquet",
-        ),
+        (BUILD_VOCAB, "counts/bucket-01.parquet"),
         ("disclose WORK --out OUT", LEDGER),
         ("disclose WORK --out OUT", "shards/annotations/marks/*.parquet"),
         ("report WORK --out OUT", BIN),

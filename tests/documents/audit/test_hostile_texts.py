@@ -22,10 +22,8 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     name = folder / "it\x1b[2J\n\x9b.jsonl"
-    rows = [
-        {"text": f"{HOSTILE} numero {i}", "license": f"{HOSTILE}\nlicence: cc0", "id": f"{i}"}
-        for i in range(30)
-    ]
+    value = f"{HOSTILE}\nlicence: cc0"
+    rows = [{"text": f"{HOSTILE} numero {i}", "license": value, "id": f"{i}"} for i in range(30)]
     name.write_text("\n".join([*map(json.dumps, rows), f'{{"text": {HOSTILE!r}']))
     made = recipe(folder / "work", vocab_dir, {"it": [name]}, ["license", "id"], max_reject_share=0.5)
     with StopFlag() as stop, Engine(0, None, stop) as engine:

@@ -27,10 +27,9 @@ HEAD = ("format", "version", "fingerprint", "seal")
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory, vocab_dir) -> Path:
     """A shards folder of several shards, a validation shard and rejects."""
-    lines = [{"text": f"La riga numero {i} è l'{i}ª. " * 20} for i in range(300)]
-    return make_work(
-        tmp_path_factory.mktemp("sealed"), vocab_dir, {"it": [*lines[:5], "{", *lines[6:]]}
-    ).shards_dir
+    lines = [{"text": f"La riga numero {i} è l'{i}ª. " * 12} for i in range(300)]
+    rows = {"it": [*lines[:5], "{", *lines[6:]]}
+    return make_work(tmp_path_factory.mktemp("sealed"), vocab_dir, rows).shards_dir
 
 
 @pytest.fixture
@@ -57,6 +56,7 @@ def test_what_is_sealed_has_no_problems(sealed, here, sample):
     assert problems(sealed, here, sample) == ""
 
 
+@pytest.mark.usefixtures("few_buckets")
 def test_counts_and_mix_of_a_work_folder_are_checked(tmp_path, monkeypatch, vocab_dir, here):
     monkeypatch.chdir(tmp_path)
     for command in (
@@ -117,11 +117,8 @@ def test_wrong_tokens_with_right_roots_are_found(shards, here, at, wrong, messag
     with ShardWriter(prefix, reader.dtype) as writer:
         writer.append(np.concatenate(documents), reader.lengths)
         sealed, _ = writer.seal("docs", "train")
-
-    def update(data):
-        data["shards"][0].update(root=sealed.root, index_root=sealed.index_root)
-
-    reseal(shards, update)
+    roots = {"root": sealed.root, "index_root": sealed.index_root}
+    reseal(shards, lambda data: data["shards"][0].update(roots))
     assert message in problems(shards, here, None)
 
 
@@ -134,11 +131,9 @@ def test_another_tokenizer_is_found(shards, here):
 def test_commands_on_shards(sealed, shards, capsys):
     assert run_command(["verify", str(sealed), "--workers", "0", "--sample", "70"]) == 0
     shown, printed = capsys.readouterr()
-    assert "verify: 299 documents, " in printed
-    assert " 70 encoded again" in printed
-    assert re.search(
-        r"of 299 documents and [\d,]+ tokens match the manifest: .* of all, 70 documents encoded again", shown
-    )
+    assert re.search("verify: 299 documents, .* 70 encoded again", printed)
+    said = r"of 299 documents and [\d,]+ tokens match the manifest: .* of all, 70 documents encoded again"
+    assert re.search(said, shown)
     assert run_command(["status", str(sealed), "--json"]) == 0
     counts = json.loads(capsys.readouterr().out)["shards"]
     assert counts["sources"]["it"]["rejected"] == {"malformed_json": 1}

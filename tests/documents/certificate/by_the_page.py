@@ -57,11 +57,8 @@ def order(mix: dict[str, Any]) -> list[tuple[str, int]]:
     found, drawn = [], [0] * len(mix["sources"])
     for stage in mix["stages"]:
         quotas = stage["quotas"]
-        due = [
-            (Fraction(2 * k + 1, 2) * sum(quotas) / quota, number)
-            for number, quota in enumerate(quotas)
-            for k in range(quota)
-        ]
+        drawings = [(number, k) for number, quota in enumerate(quotas) for k in range(quota)]
+        due = [(Fraction(2 * k + 1, 2) * sum(quotas) / quotas[number], number) for number, k in drawings]
         for _, number in sorted(due)[: stage.get("length")]:
             source = mix["sources"][number]
             epoch, index = divmod(drawn[number], source["sequences"])
@@ -70,9 +67,8 @@ def order(mix: dict[str, Any]) -> list[tuple[str, int]]:
             first = sequence * mix["seq_len"]
             if mix["cuts"] == "epoch" and (source["tokens"] - 1) // mix["seq_len"] > 1:
                 text = f"{mix['seed']}\0{source['name']}\0{epoch}\0cut"
-                first += (
-                    int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") % mix["seq_len"]
-                )
+                (cut,) = struct.unpack("<Q", blake2b(text.encode(), digest_size=8).digest())
+                first += cut % mix["seq_len"]
             found.append((source["name"], first))
     return found
 
@@ -105,9 +101,8 @@ def check(data: bytes, trusted: str) -> list[list[int]]:
     mix, segment = said["mix"], said["segment"]
     assert mix["manifest"] == entries[0]["fingerprint"]
     first = segment["position"] + (said["step"] - 1 - segment["step"]) * segment["global_batch"]
-    assert [one["position"] for one in said["sequences"]] == list(
-        range(first, first + segment["global_batch"])
-    )
+    positions = [*range(first, first + segment["global_batch"])]
+    assert [one["position"] for one in said["sequences"]] == positions
     places, sequences = order(mix), []
     for one in said["sequences"]:
         source, at = places[one["position"]]

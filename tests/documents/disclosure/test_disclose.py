@@ -43,7 +43,7 @@ def record(name: str, i: int) -> dict[str, Any]:
     }
 
 
-ROWS = {name: [record(name, i) for i in range(count)] for name, count in (("it", 400), ("en", 90))}
+ROWS = {name: [record(name, i) for i in range(count)] for name, count in (("it", 200), ("en", 60))}
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +67,11 @@ def write_run(made: Recipe, folder: Path, steps: int, mix: Path | None) -> Path:
     settings = {"model": "debug", "resolved": {"model": model, "steps": len(view) // BATCH}}
     (folder / "config.json").write_text(json.dumps(settings))
     write_segment(folder, made.shards_dir, view, BATCH)
-    lines = [
-        {"step": s, "tokens": s * BATCH * SEQ_LEN, "skipped": s // 5, "time": f"2026-01-{s:02}T00:00:00Z"}
-        for s in range(1, steps + 1)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99')
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            told = {"step": step, "tokens": step * BATCH * SEQ_LEN, "skipped": step // 5}
+            file.write(json.dumps({**told, "time": f"2026-01-{step:02}T00:00:00Z"}) + "\n")
+        file.write('{"step": 99')
     return folder
 
 
@@ -84,7 +84,8 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any
     return answer
 
 
-Figures = dict[str, list[tuple[int, dict[str, Any]]]]
+Entries = list[tuple[int, dict[str, Any]]]
+Figures = dict[str, Entries]
 Sums = tuple[int, int, int, int]
 AMOUNTS = ("documents", "document_bytes", "tokens", "token_bytes")
 
@@ -120,13 +121,13 @@ def walk(documents: Figures, view: pretok.stream.View, length: int, first: int =
     return found
 
 
-def sums(entries: list[tuple[int, dict[str, Any]]]) -> Sums:
+def sums(entries: Entries) -> Sums:
     sizes = [len(row["text"].encode()) for _, row in entries]
     read = sum(n * tokens // row["length"] for n, (tokens, row) in zip(sizes, entries, strict=True))
     return len(entries), sum(sizes), sum(tokens for tokens, _ in entries), read
 
 
-def by(entries: list[tuple[int, dict[str, Any]]], key: Any) -> dict[Any, Sums]:
+def by(entries: Entries, key: Any) -> dict[Any, Sums]:
     groups = defaultdict(list)
     for entry in entries:
         groups[key(entry[1])].append(entry)
@@ -144,8 +145,7 @@ def listed(values: dict[str, Any]) -> dict[Any, Sums]:
 
 
 def amount(values: dict[str, Any]) -> Sums:
-    documents, document_bytes, tokens, token_bytes = (values[name] for name in AMOUNTS)
-    return documents, document_bytes, tokens, token_bytes
+    return tuple(values[name] for name in AMOUNTS)  # type: ignore[return-value]
 
 
 def check(said: dict[str, Any], figures: Figures) -> None:
@@ -165,9 +165,7 @@ def check(said: dict[str, Any], figures: Figures) -> None:
         assert listed(domains) == by(entries, host)
 
 
-@pytest.mark.parametrize(
-    "target", ["shards", "mix", "packed", "run of 1", "run of 23", "run of 7 without a mix"]
-)
+@pytest.mark.parametrize("target", ["shards", "mix", "packed", "run of 23", "run of 1 without a mix"])
 def test_figures_are_those_of_a_walk(
     made: Recipe, documents: Figures, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,8 +177,10 @@ def test_figures_are_those_of_a_walk(
         for source in said["sources"]["sources"]:
             train, val = manifest.sources[source["name"]].train, manifest.sources[source["name"]].val
             assert amount(source) == (train.documents, train.bytes, train.tokens, train.bytes)
-            unread = {"tokens": val.tokens, "documents": val.documents, "bytes": val.bytes}
-            assert (source["unread"]["val"], source["epochs"]) == (unread, None)
+            assert source["unread"]["val"] == {
+                name: getattr(val, name) for name in ("tokens", "documents", "bytes")
+            }
+            assert source["epochs"] is None
         assert said["processing"]["rejected"] == {"en": {"empty_text": 1}, "it": {"empty_text": 1}}
         return
     if target == "packed":
@@ -193,8 +193,7 @@ def test_figures_are_those_of_a_walk(
         said, read = ask(capsys, made.out, mix), len(view)
         report = json.loads(mix.read_text())["report"]["sources"]
         for source in said["sources"]["sources"]:
-            planned = report[source["name"]]["sequences"]
-            assert source["sequences"] == planned
+            assert source["sequences"] == report[source["name"]]["sequences"]
             assert source["epochs"] == pytest.approx(source["sequences"] / source["sequences_of"])
     else:
         of = None if "without" in target else mix
@@ -249,9 +248,7 @@ def test_domains_are_cut_where_asked(made: Recipe, capsys: pytest.CaptureFixture
 def test_the_page_shows_the_json(made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, run_folder = tmp_path / "new" / "page.html", tmp_path / "run"
     write_run(made, run_folder, 7, made.out / "mix.json")
-    assert (
-        run_command(["disclose", str(made.out), str(run_folder), "--format", "html", "--out", str(page)]) == 0
-    )
+    assert run_command(f"disclose {made.out} {run_folder} --format html --out {page}".split()) == 0
     text, said = page.read_text(encoding="utf-8"), ask(capsys, made.out, run_folder)
     for source in said["sources"]["sources"]:
         part = text[text.index(f'id="source-{source["name"]}"') :]
@@ -301,11 +298,8 @@ def test_the_reference_library_reads_the_spdx_document(
     [whole] = document.rootElement
     assert whole.dataset_datasetSize == said["general"]["document_bytes"]
     assert set(document.element) == set(found.foreach_type("Element")) - {document}
-    related = {
-        (one.relationshipType.rpartition("/")[2], one.from_.name, other.name)
-        for one in found.foreach_type("Relationship")
-        for other in one.to
-    }
+    of = [(one, other) for one in found.foreach_type("Relationship") for other in one.to]
+    related = {(a.relationshipType.rpartition("/")[2], a.from_.name, b.name) for a, b in of}
     for source in said["sources"]["sources"]:
         name = source["name"]
         [package] = [one for one in found.foreach_type("dataset_DatasetPackage") if one.name == name]
@@ -368,8 +362,7 @@ def test_registrable_domains_are_ranked_by_bytes(
     found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["domain"] or None for row in found} == set(hosts)
     for row in found:
-        figures = {name: int(row[name]) for name in AMOUNTS}
-        assert figures == {name: hosts[row["domain"] or None][name] for name in AMOUNTS}
+        assert amount(hosts[row["domain"] or None]) == tuple(int(row[name]) for name in AMOUNTS)
     sizes = [int(row["document_bytes"]) for row in found[:-1]]
     assert sizes == sorted(sizes, reverse=True)
     assert found[-1]["domain"] == ""
@@ -440,30 +433,22 @@ def test_hosts_are_led_to_their_domain_and_its_reservation() -> None:
     assert [of(host) for host in hosts] == wanted
     register = {"bbc.co.uk": "2024-01-01", "news.bbc.co.uk": "2023-01-01", "old.bbc.co.uk": "2025-01-01"}
     register |= {"b.x.it": "2024-01-01", "xn--mnchen-3ya.de": "2024-01-01"}
-    reserved = {
-        "bbc.co.uk": ("bbc.co.uk", "a.BBC.co.uk", "a.news.bbc.co.uk", "old.bbc.co.uk"),
-        "news.bbc.co.uk": ("news.bbc.co.uk",),
-        "b.x.it": ("b.x.it",),
-        "xn--mnchen-3ya.de": ("münchen.de",),
-        "": ("itv.co.uk", "x.it", "a.b.x.it"),
-    }
     line_of = reservation_of(register)
-    assert {
-        name: tuple(filter(lambda host: line_of(host) == name, some)) for name, some in reserved.items()
-    } == reserved
+    for name, reserved in (
+        ("bbc.co.uk", ("bbc.co.uk", "a.BBC.co.uk", "a.news.bbc.co.uk", "old.bbc.co.uk")),
+        ("news.bbc.co.uk", ("news.bbc.co.uk",)),
+        ("b.x.it", ("b.x.it",)),
+        ("xn--mnchen-3ya.de", ("münchen.de",)),
+        ("", ("itv.co.uk", "x.it", "a.b.x.it")),
+    ):
+        assert [line_of(host) for host in reserved] == [name] * len(reserved)
 
 
 def test_wrong_lines_of_a_register_are_named(
     made: Recipe, register: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = [
-        "x.it,2024-01-01",
-        "https://y.it,2024-01-01",
-        "z.it,1.1.2024",
-        "co.uk,2024-01-01",
-        "X.it,2024-02-30",
-    ]
-    lines += ["w.it", "", "u.it,20240101", "www.t.it,2024-01-01"]
+    lines = ["x.it,2024-01-01", "https://y.it,2024-01-01", "z.it,1.1.2024", "co.uk,2024-01-01"]
+    lines += ["X.it,2024-02-30", "w.it", "", "u.it,20240101", "www.t.it,2024-01-01"]
     named = "; ".join(f"line {at}: {lines[at - 2]}" for at in (3, 4, 5, 6, 7, 9))
     for text, message in (
         ("\n".join(["domain,reserved_from", *lines]), f"as in example.org,2024-08-01: {named}"),

@@ -23,30 +23,25 @@ def removable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mix of two epochs, one of classes that is packed, and annotations."""
     work = tmp_path_factory.mktemp("removable")
     for name in ("a", "b", "more"):
-        rows = [
-            {
-                "id": f"{name}{n}",
-                "url": f"https://{'x' if n % 7 else 'y'}.org/{name}{n}",
-                "text": f"documento {name} {n} " * (1 + 5 * n % 11),
-            }
-            for n in range(60)
-        ]
-        rows[5]["text"] = SAME
+        urls = [f"https://{'x' if n % 7 else 'y'}.org/{name}{n}" for n in range(60)]
+        texts = [f"documento {name} {n} " * (1 + 5 * n % 11) if n != 5 else SAME for n in range(60)]
+        rows = [{"id": f"{name}{n}", "url": urls[n], "text": texts[n]} for n in range(60)]
         (work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         for new in ((), ("more",)):
             run(recipe(work, work, new), engine)
-    (work / "scores.jsonl").write_text(
-        "".join(json.dumps({"id": f"a{n}", "score": n, "note": f"nota a{n}"}) + "\n" for n in range(60))
+    scores = [{"id": f"a{n}", "score": n, "note": f"nota a{n}"} for n in range(60)]
+    (work / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scores))
+    mix, packed = (
+        f"mix {work}/shards --seq-len 16 --out {work}",
+        "--pack best-fit --weights a=0.5,y=0.2,b=0.3",
     )
-    shards = str(work / "shards")
-    for line in (
-        ["mix", shards, "--out", str(work / "mix.json"), "--weights", "a=0.5,b=0.5", "--seq-len", "16"],
-        ["mix", shards, "--out", str(work / "classes.json"), "--seq-len", "16", "--pack", "best-fit", "--class",
-         "y=a where url like 'https://y%'", "--weights", "a=0.5,y=0.2,b=0.3"],
-        ["annotate", shards, str(work / "scores.jsonl"), "--by", "id", "--name", "q"],
-    ):  # fmt: skip
-        assert run_command(line) == 0, line
+    for line, *more in (
+        (f"{mix}/mix.json --weights a=0.5,b=0.5",),
+        (f"{mix}/classes.json {packed}", "--class", "y=a where url like 'https://y%'"),
+        (f"annotate {work}/shards {work}/scores.jsonl --by id --name q",),
+    ):
+        assert run_command([*line.split(), *more]) == 0, line
     return work
 
 

@@ -22,6 +22,6 @@ def recipe(inputs: Path, out: Path, new: tuple[str, ...], **shards: Any) -> Reci
         sources["b"]["append"] = [{"inputs": [str(out / "again.jsonl")]}]
     if "source" in new:
         sources["c"] = {"inputs": [str(out / "again.jsonl")], "keep": ["id"]}
-    common = {"size": 1500, "val_fraction": "0.2", "max_reject_share": "0.5"}
+    common = {"size": 4000, "val_fraction": "0.2", "max_reject_share": "0.5"}
     vocab = {"path": GOLDEN / "tokenizer.json"}
     return make_recipe({"out": out, "sources": sources, "vocab": vocab, "shards": common | shards}, "test")

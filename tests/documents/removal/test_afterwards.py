@@ -41,7 +41,7 @@ def after(work: Path) -> Path:
 
 
 def pretok_line(line: str, code: int = 0) -> None:
-    assert run_command(line.split()) == code
+    assert run_command(line.split()) == code, line
 
 
 def test_verify_shows_that_no_text_is_left(after: Path, removable: Path, here: Engine, capsys: Any) -> None:
@@ -54,15 +54,14 @@ def test_verify_shows_that_no_text_is_left(after: Path, removable: Path, here: E
     assert ": perché sì (fingerprint before" in said
     manifest = load_manifest(after / "shards")
     [removal] = manifest.removals
-    for name in removal.former:
-        for suffix in (".bin", ".docs.parquet"):
-            path = (after / "shards" / name).with_suffix(suffix)
-            now, old = path.read_bytes(), (removable / path.relative_to(after)).read_bytes()
-            path.write_bytes(old)
-            problems = run_verify(after / "shards", 0, here, Console(), removed=True)[1]
-            wanted = "holds a text that was removed" if suffix == ".bin" else "is not marked as removed"
-            assert any(wanted in problem for problem in problems)
-            path.write_bytes(now)
+    brought = {".bin": "holds a text that was removed", ".docs.parquet": "is not marked as removed"}
+    for name, (suffix, wanted) in zip(removal.former, brought.items(), strict=False):
+        path = (after / "shards" / name).with_suffix(suffix)
+        now = path.read_bytes()
+        path.write_bytes((removable / path.relative_to(after)).read_bytes())
+        problems = run_verify(after / "shards", 0, here, Console(), removed=True)[1]
+        assert any(wanted in problem for problem in problems)
+        path.write_bytes(now)
     assert run_verify(after / "shards", 0, here, Console(), removed=True)[1] == []
 
 

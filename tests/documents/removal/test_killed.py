@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from pretok.base.errors import FolderInUse, IntegrityError
 from pretok.base.execute import Engine
 from pretok.base.lock import share
 from pretok.documents.audit.verify_job import run_verify
+from pretok.documents.removal import remove_job
 from pretok.shards.manifest import UNFINISHED_REMOVAL, load_manifest
 
 OPERATIONS = ("unlink", "replace", "rename", "rmdir", "mkdir", "fsync", "pwrite")
@@ -51,15 +53,8 @@ def killed_after(steps: int) -> Iterator[list[str]]:
         for name in OPERATIONS:
             patch.setattr(os, name, dying(name, getattr(os, name)))
         # The lock of a process that died is void; this one lives on, so its lock would not be.
-        patch.setattr("pretok.documents.removal.remove_job.hold", lambda *_, **__: nullcontext())
+        patch.setattr(remove_job, "hold", lambda *_, **__: nullcontext())
         yield done
-
-
-@pytest.fixture
-def one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "pretok.documents.removal.remove_job._now", lambda manifest: "2026-01-01T00:00:00.000Z"
-    )
 
 
 def look(work: Path, before: str, after: str, here: Engine) -> str:
@@ -76,15 +71,12 @@ def look(work: Path, before: str, after: str, here: Engine) -> str:
     return "before" if state == before else "after"
 
 
-@pytest.mark.usefixtures("one_time")
 @pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_killed_at_every_operation(
-    removable: Path,
-    tmp_path: Path,
-    here: Engine,
-    again: bool,
+    removable: Path, tmp_path: Path, here: Engine, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """again: killed again and again in one folder, each time one operation later; else each time in a fresh one."""
+    monkeypatch.setattr(remove_job, "_now", lambda manifest: "2026-01-01T00:00:00.000Z")
     fresh = shutil.copytree(removable / "shards", tmp_path / "fresh")
     work = copy_of(removable, tmp_path / "work")
     before, where = load_manifest(fresh).fingerprint, "id = 'a3'" if again else WHERE
@@ -134,10 +126,8 @@ def test_another_removal_finishes_the_first(
 ) -> None:
     """Once nobody reads the old tokens any more. Its time is later, though the clock of this node is not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pretok.documents.removal.remove_job._now", lambda manifest: "2126-01-01T00:00:00.000Z")
-        patch.setattr(
-            "pretok.documents.removal.remove_job._overwrite", lambda *_: (_ for _ in ()).throw(Killed)
-        )
+        patch.setattr(remove_job, "_now", lambda manifest: "2126-01-01T00:00:00.000Z")
+        patch.setattr(remove_job, "_overwrite", Mock(side_effect=Killed))
         with pytest.raises(Killed):
             remove(work, where=WHERE)
     assert not (work / "shards" / "removed.parquet").exists()
@@ -148,14 +138,3 @@ def test_another_removal_finishes_the_first(
     removals = load_manifest(work / "shards").removals
     assert [removal.at for removal in removals] == ["2126-01-01T00:00:00.000Z", "2126-01-01T00:00:00.001Z"]
     assert run_verify(work / "shards", None, here, Console())[1] == []
-
-
-def test_a_damaged_shard_gets_no_new_seal(removable: Path, work: Path, tmp_path: Path) -> None:
-    path = load_manifest(work / "shards").of("a")[0].bin_path
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
-    before = snapshot(work)
-    with pytest.raises(IntegrityError, match=path.name):
-        remove(work, where="doc = 0")
-    assert snapshot(work) == before

@@ -20,7 +20,7 @@ from pretok.base.storage import read_json
 from pretok.cli import run_command
 from pretok.overview.history import read_jobs
 from pretok.overview.report.frequencies import count_tokens
-from pretok.overview.report.gather import gather
+from pretok.overview.report.gather import Facts, gather
 from pretok.overview.report.page import chart, nodes, powers
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import load_mix
@@ -32,16 +32,11 @@ WORDS = "il mare è salato e la luna sorge".split()  # noqa: SIM905
 @pytest.fixture(scope="module")
 def work(tmp_path_factory, vocab_dir) -> Path:
     """Shards of two sources with rejects, a mix, and the logs of the commands that made them."""
-    rows = {
-        name: [{"text": " ".join(WORDS * (1 + number))} for number in range(count)]
-        + ["{broken <b>", {"text": ""}] * 4
-        for name, count in (("it", 40), ("en", 9))
-    }
     folder = tmp_path_factory.mktemp("report")
-    for name, records in rows.items():
-        lines = (row if isinstance(row, str) else json.dumps(row) for row in records)
-        (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    inputs = {name: f"{folder}/{name}.jsonl" for name in rows}
+    for name, count in (("it", 40), ("en", 9)):
+        lines = [json.dumps({"text": " ".join(WORDS * (1 + number))}) for number in range(count)]
+        (folder / f"{name}.jsonl").write_text("\n".join([*lines, *["{broken <b>", '{"text": ""}'] * 4, ""]))
+    inputs = {name: f"{folder}/{name}.jsonl" for name in ("it", "en")}
     recipe = write_recipe(folder / "r.toml", inputs, shards={"max_reject_share": 0.5})
     out = folder / "work"
     options = f"--out {out} --vocab {vocab_dir} --workers 0 --val-fraction 0.1"
@@ -56,6 +51,16 @@ def page(work: Path, *options: str) -> str:
     return (work / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def text(work) -> str:
+    return page(work)
+
+
+@pytest.fixture(scope="module")
+def facts(work) -> Facts:
+    return gather(work)
+
+
 def values(row: str) -> list[float]:
     return [float(value) for value in re.findall(r'data-value="([^"]*)"', row)]
 
@@ -65,8 +70,8 @@ def rows(text: str, pattern: str) -> list[list[float]]:
     return [values(row) for row in re.findall(rf"<tr{pattern}.*?</tr>", text)]
 
 
-def test_the_numbers_are_those_of_manifest_and_mix(work):
-    text, manifest = page(work), load_manifest(work / "shards")
+def test_the_numbers_are_those_of_manifest_and_mix(work, text):
+    manifest = load_manifest(work / "shards")
     totals, report = manifest.totals, read_json(work / "mix.json")["report"]
     assert f'id="tokens" data-value="{totals.tokens}"' in text
     assert f'id="documents-total" data-value="{totals.documents}"' in text
@@ -88,15 +93,13 @@ def test_the_numbers_are_those_of_manifest_and_mix(work):
         assert fingerprint in provenance
 
 
-def test_nothing_comes_from_outside(work):
-    text = page(work)
+def test_nothing_comes_from_outside(text):
     assert not re.findall(r'(?:src|href)="(?!#)[^"]*"|@import|url\(', text)
     body = text.split("<body>")[1].replace("<b id", "").replace("<b data", "")
     assert "<b>" not in body.replace("<b>", "", 2)  # a rejected record holds <b>
 
 
-def test_facts_are_those_of_the_documents(work):
-    facts = gather(work)
+def test_facts_are_those_of_the_documents(facts):
     assert [source.name for source in facts.sources] == ["en", "it"]
     for source, count in zip(facts.sources, (9, 40), strict=True):
         assert source.lengths.sum() == source.counts.documents
@@ -110,8 +113,8 @@ def test_facts_are_those_of_the_documents(work):
     assert rejects["malformed_json"].examples[0][1] == 41
 
 
-def test_entries_are_counted_in_the_shards(work):
-    facts, manifest, text = gather(work), load_manifest(work / "shards"), page(work)
+def test_entries_are_counted_in_the_shards(work, facts, text):
+    manifest = load_manifest(work / "shards")
     everything = set[int]()
     for use in facts.uses:
         shards = [shard for shard in manifest.shards if shard.source == use.name]
@@ -156,15 +159,14 @@ def test_columns_that_name_documents_have_no_table_and_nothing_is_unprintable(tm
     assert all(entry.isprintable() for _, entry in gather(tmp_path / "w").unused)
 
 
-def test_curves_and_bars_are_drawn_between_their_ends(work):
+def test_curves_and_bars_are_drawn_between_their_ends(facts, text):
     assert chart({"": []}) is None
     drawn = chart({"a": [(1, 3.0), (3, 7.0)], "b": [(2, 5.0)], "none": []})
     assert drawn["curves"] == {"a": "0.00,100.00 100.00,0.00", "b": "50.00,50.00"}
     assert (drawn["x"], drawn["y"]) == (("1", "3"), ("3", "7"))
     assert chart({"a": [(1, 0.0)]}, zero=True)["curves"] == {"a": "0.00,0.00"}
     assert powers(np.array([0, 0, 3, 0, 9, 0])) == [("2", 3), ("4", 0), ("8", 9)]
-    text = page(work)
-    for source in gather(work).sources:
+    for source in facts.sources:
         part = text[text.index(f"<h3>{source.name}</h3>") :]
         tables = re.findall(r'<table class="bars">.*?</table>', part, re.DOTALL)
         for counts, table in zip((source.lengths, source.sizes), tables, strict=False):
@@ -189,13 +191,13 @@ def test_a_job_that_was_stopped_did_not_go_wrong(work, tmp_path, monkeypatch, st
     assert ("<h3>Problems" in text) == ("Ray" in str(stop))
 
 
-def test_the_jobs_are_those_of_the_logs(work):
+def test_the_jobs_are_those_of_the_logs(work, text):
     jobs = read_jobs(work)
     assert (jobs[0].command, jobs[0].exit_code) == ("tokenize", 0)
     assert sum(row.tasks for row in nodes(jobs)) == sum(len(job.tasks) for job in jobs) == 2
     spent = sum(task.seconds for job in jobs for task in job.tasks)
     assert sum(row.busy for row in nodes(jobs)) == pytest.approx(spent)
-    assert "<code>pretok tokenize" in page(work)
+    assert "<code>pretok tokenize" in text
 
 
 def test_a_log_that_a_kill_cut_short_is_read_to_its_last_whole_line(work, tmp_path):
@@ -232,22 +234,16 @@ def test_a_run_is_shown_with_its_curves(work, tmp_path):
 
 def test_a_mix_in_its_order_has_a_page(tmp_path):
     make_shards(tmp_path / "shards", {"it": [[5, 6, 7]]})
-    text = page(tmp_path)
-    for part in (
-        "None yet",
-        "there is no ledger of documents",
-        ">1</b><span>document<",
-        ">1</b><span>shard<",
-    ):
+    text, one = page(tmp_path), ">1</b><span>{}<".format
+    for part in ("None yet", "there is no ledger of documents", one("document"), one("shard")):
         assert part in text
     assert ">learned<" not in text
 
 
 def test_the_page_says_which_kinds_of_a_conversation_are_learned(tmp_path):
     """Beside the tokens of a source, of a stage and of a source in the mix."""
-    shards = make_shards(
-        tmp_path / "shards", {"chat": [list(range(1, 90))] * 9, "it": [[5, 6, 7]] * 90}, chats={"chat": 0}
-    )
+    documents = {"chat": [range(1, 90)] * 9, "it": [[5, 6, 7]] * 90}
+    shards = make_shards(tmp_path / "shards", documents, chats={"chat": 0})
     weights = {"it": 0.5, "chat": 0.5}
     pretok.mix(tmp_path, learn={"chat": ["user"]}, weights=weights, tokens=300, seq_len=16)
     text, manifest = page(tmp_path), load_manifest(shards)

@@ -33,9 +33,8 @@ def by_rfc(data: bytes) -> bytes:
     leaves = -(-len(data) // LEAF)
     if leaves <= 1:
         return sha256(b"\x00" + data if data else b"").digest()
-    k = (
-        LEAF << (leaves - 1).bit_length() - 1
-    )  # bytes of the largest power of two of leaves below their number
+    # Bytes of the largest power of two of leaves below their number.
+    k = LEAF << (leaves - 1).bit_length() - 1
     return sha256(b"\x01" + by_rfc(data[:k]) + by_rfc(data[k:])).digest()
 
 

@@ -52,9 +52,8 @@ def test_another_source_takes_another_folder(
 
 
 def test_all_folders_with_compiled_functions_are_looked_at() -> None:
-    uses = re.compile(
-        rb"from pretok.kernels.compile import (?!load_registries\n|start_note\n)"
-    )  # which compile nothing
+    # Those two compile nothing.
+    uses = re.compile(rb"from pretok.kernels.compile import (?!load_registries\n|start_note\n)")
     found = {path for path in _numba.PACKAGE.rglob("*.py") if uses.search(path.read_bytes())}
     assert {path.relative_to(_numba.PACKAGE).parts[0] for path in found} == set(_numba.FOLDERS)
 

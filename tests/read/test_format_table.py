@@ -135,7 +135,7 @@ def test_a_source_may_declare_every_format():
 def test_columns_by_path_and_by_name_among_many(tmp_path):
     path = tmp_path / "a.parquet"
     meta = [{"text": "x"}, None, {"text": None}, {"text": "y"}]
-    many = {f"c{i}": pa.array([7] * 4, pa.int8()) for i in range(10_000)}
+    many = {f"c{i}": pa.array([7] * 4, pa.int8()) for i in range(1_000)}
     pq.write_table(pa.table({"a.b": ["a"] * 4, "meta": meta, **many}), path)
     assert read(path, RecordFormat("meta.text")) == (
         {0: "x", 3: "y"},
@@ -147,7 +147,7 @@ def test_columns_by_path_and_by_name_among_many(tmp_path):
     assert "type struct<text: string>" in read(path, RecordFormat("meta")).error
     error = read(path, RecordFormat("meta.x")).error
     assert error.startswith("no column 'meta.x'; the columns are a.b, meta.text, c0,")
-    assert error.endswith("c47 and 9,952 more")
+    assert error.endswith("c47 and 952 more")
 
 
 def test_bytes_that_are_not_utf8(tmp_path):

@@ -8,10 +8,6 @@ import gzip
 import os
 import random
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +20,7 @@ import zstandard
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from reading import inputs_of, read
+from support import as_nobody, open_to_all
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, decompress, read_bytes, stamp, what_changed
@@ -388,13 +385,7 @@ def test_globs_match_what_the_standard_library_matches(tmp_path_factory, tree, p
             assert expected == []
 
 
-UNPRIVILEGED = """
-import os, sys
-from pretok.read.recognise import list_inputs
-from pretok.read.record_format import RecordFormat
-if os.getuid() == 0:  # root may read everything
-    os.setresgid(65534, 65534, 65534)
-    os.setresuid(65534, 65534, 65534)
+LIST = """
 for pattern in sys.argv[1:]:
     try:
         files, notices, _ = list_inputs([pattern], "auto")
@@ -405,18 +396,15 @@ for pattern in sys.argv[1:]:
 
 
 def test_a_file_without_permission_is_named():
-    data = Path(tempfile.mkdtemp(dir="/tmp"))  # every folder above pytest's own is closed to others
-    try:
-        data.chmod(0o755)
-        (data / "locked").mkdir(mode=0o700 if os.getuid() == 0 else 0)
+    root = os.getuid() == 0
+    with open_to_all() as data:
+        (data / "locked").mkdir(mode=0o700 if root else 0)
         (data / "a.jsonl").write_bytes(LINES)
         (data / "secret.jsonl").write_bytes(LINES)
-        (data / "secret.jsonl").chmod(0o600 if os.getuid() == 0 else 0)
+        (data / "secret.jsonl").chmod(0o600 if root else 0)
         names = ("*.jsonl", "**/*.jsonl", "*/deep/*.jsonl", "locked/a.jsonl")
-        command = [sys.executable, "-c", UNPRIVILEGED, *(f"{data}/{name}" for name in names)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    finally:
-        shutil.rmtree(data)
+        setup = "import sys; from pretok.read.recognise import list_inputs"
+        told = as_nobody(setup, LIST, *(data / name for name in names))
     first, *others = told.splitlines()
     assert first.startswith("('unreadable', 'Permission denied')")
     assert f"cannot be read, Permission denied: {data}/secret.jsonl" in first

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,3 +83,17 @@ def wet(texts: Sequence[str], pack: Callable[[bytes], bytes] = bytes) -> bytes:
         for n, text in enumerate(texts)
     ]
     return b"".join(map(pack, (about, *records)))
+
+
+@contextmanager
+def bounded(memory: int) -> Iterator[None]:
+    """Fails where memory rises by more than this meanwhile."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is held now
+    before = peak()
+    yield
+    assert peak() - before < memory
+
+
+def peak() -> int:
+    """Bytes of the most that this process has held."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10

@@ -8,11 +8,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -64,6 +67,24 @@ def children(pid: int) -> list[int]:
     """The processes that a process started and that are there."""
     found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(child) for children in found for child in children]
+
+
+@contextmanager
+def open_to_all() -> Iterator[Path]:
+    """A folder that other users may enter: every folder above pytest's own is closed to them."""
+    folder = Path(mkdtemp(dir="/tmp"))
+    try:
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def as_nobody(setup: str, code: str, *arguments: object) -> str:
+    """What Python prints that runs `setup`, and `code` as a user without rights: root may read everything."""
+    drop = "import os\nif os.getuid() == 0:\n    os.setresgid(*[65534] * 3)\n    os.setresuid(*[65534] * 3)\n"
+    command = [sys.executable, "-c", f"{setup}\n{drop}{code}", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 LOGS = re.compile(r"(^|/)logs/|\.lock$")

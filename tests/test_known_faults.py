@@ -47,12 +47,20 @@ def fault(threads: str, there: str, here: str) -> Callable[[Callable[..., None]]
     return listed
 
 
-def said(capsys: pytest.CaptureFixture[str], code: int, *command: Any) -> str:
-    """What a command writes, which ends with this code."""
-    capsys.readouterr()
-    assert run_command(list(map(str, command))) == code
-    streams = capsys.readouterr()
-    return " ".join((streams.err + streams.out).split())
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Run a command, which ends with this code; what it writes."""
+
+    def run(code: int, *command: Any) -> str:
+        capsys.readouterr()
+        assert run_command(list(map(str, command))) == code
+        streams = capsys.readouterr()
+        return " ".join((streams.err + streams.out).split())
+
+    return run
 
 
 def lines(path: Path, texts: list[str]) -> Path:
@@ -66,13 +74,9 @@ def documents(shards: Path, source: str = "it") -> list[list[int]]:
     for path in sorted((shards / source).glob("*.bin")):
         tokens, index = np.fromfile(path, "<u2"), path.with_suffix(".idx").read_bytes()
         count = int.from_bytes(index[18:26], "little")
-        lengths, offsets = (
-            np.frombuffer(index, "<i4", count, 34),
-            np.frombuffer(index, "<i8", count, 34 + 4 * count),
-        )
-        found += [
-            tokens[at // 2 : at // 2 + length].tolist() for at, length in zip(offsets, lengths, strict=True)
-        ]
+        lengths = np.frombuffer(index, "<i4", count, 34)
+        starts = np.frombuffer(index, "<i8", count, 34 + 4 * count) // 2
+        found += [tokens[a : a + size].tolist() for a, size in zip(starts, lengths, strict=True)]
     return found
 
 
@@ -87,15 +91,13 @@ def tokenize(work: Path, vocab: Path, *inputs: Any, **options: str) -> list[Any]
     "Setting an EOD, or another backend, replaced the tokenizer's post-processor: whole caches lacked BOS.",
     "The writer adds `bos` and `eod` itself; `verify` counts both in every shard.",
 )
-def test_bos_and_eod_stand_around_each_document(
-    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bos_and_eod_stand_around_each_document(tmp_path: Path, vocab_dir: Path, said: Said) -> None:
     special = [one["content"] for one in read_json(vocab_dir / "tokenizer.json")["added_tokens"]]
     recipe = tmp_path / "r.toml"
     lines(tmp_path / "a.jsonl", TEXTS)
     vocab = f'vocab = {{path = "{vocab_dir}", eod = "{special[0]}", bos = "{special[1]}"}}'
     recipe.write_text(f'out = "work"\n{vocab}\nsources.it.inputs = ["a.jsonl"]\nshards.val_fraction = 0\n')
-    said(capsys, 0, "tokenize", recipe, "--workers", 0)
+    said(0, "tokenize", recipe, "--workers", 0)
     found = documents(tmp_path / "work" / "shards")
     assert [(one[0], one[-1], one.count(0), one.count(1)) for one in found] == [(1, 0, 1, 1)] * len(TEXTS)
 
@@ -105,11 +107,9 @@ def test_bos_and_eod_stand_around_each_document(
     "The default EOD was another tokenizer's: a crash, or a separator that nobody knows.",
     "The EOD is the tokenizer's own; pretok refuses a name that it does not have.",
 )
-def test_an_eod_of_another_tokenizer_is_refused(
-    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_eod_of_another_tokenizer_is_refused(tmp_path: Path, vocab_dir: Path, said: Said) -> None:
     command = tokenize(tmp_path / "w", vocab_dir, f"it={lines(tmp_path / 'a.jsonl', TEXTS)}", eod="<|eot|>")
-    assert "no end-of-document token <|eot|>" in said(capsys, 2, *command)
+    assert "no end-of-document token <|eot|>" in said(2, *command)
     assert not (tmp_path / "w" / "shards").exists()
 
 
@@ -142,13 +142,11 @@ def test_offsets_beyond_four_gibibytes() -> None:
     "After merging two files, the second one's documents pointed into the first.",
     "Appended text becomes shards with an index of their own.",
 )
-def test_appended_documents_are_those_of_the_second_file(
-    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_appended_documents_are_those_of_the_second_file(tmp_path: Path, vocab_dir: Path, said: Said) -> None:
     first, second = lines(tmp_path / "a.jsonl", TEXTS[:50]), lines(tmp_path / "b.jsonl", TEXTS[50:])
     command = tokenize(tmp_path / "w", vocab_dir, f"it={first}")
-    said(capsys, 0, *command)
-    said(capsys, 0, *command, "--append", f"it={second}")
+    said(0, *command)
+    said(0, *command, "--append", f"it={second}")
     expected = ids_of_library(read_json(vocab_dir / "tokenizer.json"), TEXTS)
     assert documents(tmp_path / "w" / "shards") == [[*ids, 0] for ids in expected]
 
@@ -160,7 +158,7 @@ def test_appended_documents_are_those_of_the_second_file(
 )
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_file_that_is_cut_gives_each_document_once(
-    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str], suffix: str
+    tmp_path: Path, vocab_dir: Path, said: Said, suffix: str
 ) -> None:
     path = tmp_path / f"a.{suffix}"
     if suffix == "jsonl":
@@ -172,7 +170,7 @@ def test_a_file_that_is_cut_gives_each_document_once(
         f'out = "work"\nvocab.path = "{vocab_dir}"\nsources.it.inputs = ["{path.name}"]\n'
         'shards = {val_fraction = 0, size = "8KiB"}\n'
     )
-    said(capsys, 0, "tokenize", recipe, "--workers", 0)
+    said(0, "tokenize", recipe, "--workers", 0)
     assert len(list((tmp_path / "work" / "shards" / "it").glob("*.bin"))) > 4
     expected = ids_of_library(read_json(vocab_dir / "tokenizer.json"), TEXTS)
     assert documents(tmp_path / "work" / "shards") == [[*ids, 0] for ids in expected] * 20
@@ -183,17 +181,15 @@ def test_a_file_that_is_cut_gives_each_document_once(
     "A cache did not depend on the tokenizer: another model trained on the ids of the one before.",
     "Shards name their tokenizer's fingerprint; another tokenizer, or its model, is refused by name.",
 )
-def test_shards_of_another_tokenizer_are_not_used(
-    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_of_another_tokenizer_are_not_used(tmp_path: Path, vocab_dir: Path, said: Said) -> None:
     data = read_json(vocab_dir / "tokenizer.json")
     entries = data["model"]["vocab"]
     last, other = sorted(entries, key=entries.get)[-2:]
     entries[last], entries[other] = entries[other], entries[last]
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
     inputs = f"it={lines(tmp_path / 'a.jsonl', TEXTS)}"
-    said(capsys, 0, *tokenize(tmp_path / "w", vocab_dir, inputs))
-    assert "tokenizer was" in said(capsys, 2, *tokenize(tmp_path / "w", tmp_path / "tokenizer.json", inputs))
+    said(0, *tokenize(tmp_path / "w", vocab_dir, inputs))
+    assert "tokenizer was" in said(2, *tokenize(tmp_path / "w", tmp_path / "tokenizer.json", inputs))
 
 
 @fault(
@@ -217,7 +213,7 @@ def test_added_tokens_decide_how_many_bytes_an_id_has() -> None:
     "pretok checks files of tokens id by id: such a document is a reject, such a file is refused.",
 )
 def test_ids_outside_of_the_vocabulary_are_found_before_training(
-    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, vocab_dir: Path, said: Said
 ) -> None:
     np.array([300, 0, 65_000, 0], "<u2").tofile(tmp_path / "a.npy")
     np.save(tmp_path / "b.npy", np.array([300, 0], "<u2"))
@@ -225,7 +221,7 @@ def test_ids_outside_of_the_vocabulary_are_found_before_training(
         table = f'{{inputs = ["{name}.npy"], tokens = {{tokenizer = "{vocab_dir}", dtype = "uint16"}}}}'
         recipe = tmp_path / f"{name}.toml"
         recipe.write_text(f'out = "{name}"\nvocab.path = "{vocab_dir}"\nsources.it = {table}\n')
-        assert what in said(capsys, code, "tokenize", recipe, "--workers", 0)
+        assert what in said(code, "tokenize", recipe, "--workers", 0)
 
 
 @pytest.fixture
@@ -239,13 +235,11 @@ def shards(tmp_path: Path) -> Path:
     "With weights of 0.999 and 0.001 a source had too few samples: IndexError after days.",
     "`pretok mix` refuses such weights, or every position can be read.",
 )
-def test_extreme_weights_are_refused_or_can_be_read(
-    tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_extreme_weights_are_refused_or_can_be_read(tmp_path: Path, shards: Path, said: Said) -> None:
     asked = ["mix", shards, "--weights", "a=0.999,b=0.001", "--seq-len", 16, "--tokens", "8_000"]
-    refused = said(capsys, 2, *asked, "--out", tmp_path / "m.json", "--max-epochs", 2)
+    refused = said(2, *asked, "--out", tmp_path / "m.json", "--max-epochs", 2)
     assert "more than 2 epochs of some sources: a has 640 (12.81 epochs)" in refused
-    said(capsys, 0, *asked, "--out", tmp_path / "m.json", "--max-epochs", 20)
+    said(0, *asked, "--out", tmp_path / "m.json", "--max-epochs", 20)
     view = pretok.stream.open(shards, tmp_path / "m.json")
     assert len({view.origin(n) for n in range(len(view))}) == len(view) == 500
     assert all(len(view[n]) == 17 for n in range(len(view)))
@@ -256,11 +250,8 @@ def test_extreme_weights_are_refused_or_can_be_read(
     "The smallest sources had 0 samples in each block of the mixture, so never any.",
     "Proportions hold at every prefix, to within a sequence for each source.",
 )
-def test_a_small_source_has_its_share_at_every_prefix(
-    tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said(
-        capsys, 0, "mix", shards, "--out", tmp_path / "m.json", "--weights", "a=0.99,b=0.01", "--seq-len", 16,
+def test_a_small_source_has_its_share_at_every_prefix(tmp_path: Path, shards: Path, said: Said) -> None:
+    said(0, "mix", shards, "--out", tmp_path / "m.json", "--weights", "a=0.99,b=0.01", "--seq-len", 16,
         "--tokens", "8_000", "--max-epochs", 20,
     )  # fmt: skip
     view = pretok.stream.open(shards, tmp_path / "m.json")
@@ -275,21 +266,16 @@ def test_a_small_source_has_its_share_at_every_prefix(
     "After a resume in a later epoch, batches came in the order of another epoch: some twice, some never.",
     "Position n depends on the mix and n alone; the state is one number.",
 )
-def test_a_resume_in_a_later_epoch_goes_on_where_it_stopped(
-    tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_in_a_later_epoch_goes_on_where_it_stopped(tmp_path: Path, shards: Path, said: Said) -> None:
     asked = ["mix", shards, "--out", tmp_path / "m.json", "--weights", "a=0.5,b=0.5", "--seq-len", 16]
-    said(capsys, 0, *asked, "--tokens", "4_000", "--max-epochs", 5)
+    said(0, *asked, "--tokens", "4_000", "--max-epochs", 5)
     view = pretok.stream.open(shards, tmp_path / "m.json")
     whole = [n for batch in PositionSampler(len(view), global_batch=4, micro_batch=4) for n in batch]
     assert {view.origin(n)[1] for n in whole} > {0, 1}  # in several epochs
     stop = 4 * 37
     again = pretok.stream.open(shards, tmp_path / "m.json")
-    rest = [
-        n
-        for batch in PositionSampler(len(again), global_batch=4, micro_batch=4, position=stop)
-        for n in batch
-    ]
+    left = PositionSampler(len(again), global_batch=4, micro_batch=4, position=stop)
+    rest = [n for batch in left for n in batch]
     assert [(view.origin(n), view[n].tolist()) for n in whole[stop:]] == [
         (again.origin(n), again[n].tolist()) for n in rest
     ]
@@ -302,12 +288,8 @@ def test_a_resume_in_a_later_epoch_goes_on_where_it_stopped(
 )
 def test_another_number_of_ranks_continues_the_same_positions() -> None:
     def read(ranks: int, position: int, length: int) -> list[int]:
-        samplers = [
-            PositionSampler(
-                length, global_batch=24, micro_batch=2, rank=rank, world_size=ranks, position=position
-            )
-            for rank in range(ranks)
-        ]
+        sizes = {"global_batch": 24, "micro_batch": 2, "world_size": ranks, "position": position}
+        samplers = [PositionSampler(length, rank=rank, **sizes) for rank in range(ranks)]
         return [n for sampler in samplers for batch in sampler for n in batch]
 
     assert Counter(read(4, 0, 240) + read(6, 240, 480)) == Counter(range(480))
@@ -318,11 +300,9 @@ def test_another_number_of_ranks_continues_the_same_positions() -> None:
     "A source whose cache was missing or unfinished was left out, and training went on without it.",
     "A source appears in the manifest when all of it is done; a mix that names another is refused.",
 )
-def test_a_source_that_is_not_there_is_refused(
-    tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_source_that_is_not_there_is_refused(tmp_path: Path, shards: Path, said: Said) -> None:
     asked = ["mix", shards, "--out", tmp_path / "m.json", "--weights", "a=0.5,c=0.5", "--seq-len", 16]
-    assert "has no source or class 'c'" in said(capsys, 2, *asked, "--tokens", "1_000")
+    assert "has no source or class 'c'" in said(2, *asked, "--tokens", "1_000")
     assert not (tmp_path / "m.json").exists()
 
 
@@ -331,15 +311,13 @@ def test_a_source_that_is_not_there_is_refused(
     "Ids beyond the vocabulary were taken modulo its size: other tokens, and no error.",
     "`verify`, and the trainer's reader for each batch, compare ids with the vocabulary.",
 )
-def test_ids_of_no_entry_in_shards_are_named(
-    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said(capsys, 0, *tokenize(tmp_path / "w", vocab_dir, f"it={lines(tmp_path / 'a.jsonl', TEXTS)}"))
+def test_ids_of_no_entry_in_shards_are_named(tmp_path: Path, vocab_dir: Path, said: Said) -> None:
+    said(0, *tokenize(tmp_path / "w", vocab_dir, f"it={lines(tmp_path / 'a.jsonl', TEXTS)}"))
     path = load_manifest(tmp_path / "w" / "shards").shards[0].bin_path
     tokens = np.fromfile(path, "<u2")
     tokens[3] = 60_000
     tokens.tofile(path)
-    found = said(capsys, 2, "verify", tmp_path / "w", "--workers", 0)
+    found = said(2, "verify", tmp_path / "w", "--workers", 0)
     assert "a token id is not below the vocabulary size 1500" in found
     view = pretok.stream.open(tmp_path / "w" / "shards", seq_len=16)
     with pytest.raises(

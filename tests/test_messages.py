@@ -303,16 +303,9 @@ def test_a_text_in_place_of_a_number(work: Path, capsys: pytest.CaptureFixture[s
 def test_loops_that_may_not_be_compiled_are_no_bug(work: Path) -> None:
     command = ["tokenize", "it=it.jsonl", "--out", "uncompiled", "--vocab", "vocab", "--workers", "0"]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pretok", *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    line = [sys.executable, "-m", "pretok", *command]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert (
-        "it-00000: NUMBA_DISABLE_JIT is set, but the loops of pretok must be compiled: unset it\n"
-        in done.stderr
-    )
+    says = "NUMBA_DISABLE_JIT is set, but the loops of pretok must be compiled: unset it\n"
+    assert f"it-00000: {says}" in done.stderr
     assert "bug" not in done.stderr

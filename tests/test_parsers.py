@@ -15,7 +15,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from chatting import write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixing import write_segment
-from reading import wet
+from reading import bounded, wet
 from support import needs
 from test_golden import GOLDEN
 
@@ -333,20 +333,6 @@ def write_others(work: Path) -> None:
     with tarfile.open(GOLDEN / "checkpoints.tar.xz") as archive:
         archive.extractall(work / "golden", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     shutil.copytree(work / "golden/checkpoints/1x1x1/checkpoints/step-00000003", work / "checkpoint")
-
-
-@contextmanager
-def bounded(memory: int) -> Iterator[None]:
-    """Fails where memory rises by more than this meanwhile."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is held now
-    before = peak()
-    yield
-    assert peak() - before < memory
-
-
-def peak() -> int:
-    """Bytes of the most that this process has held."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
 
 
 def changed(data: bytes, draw: Any) -> bytes:

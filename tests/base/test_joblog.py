@@ -23,9 +23,8 @@ def test_every_line_says_when_where_and_what_and_two_jobs_have_two_files(tmp_pat
     silent.end(0)
     assert not (tmp_path / "logs").exists()  # a log begins with its first line
     log.write("notice", {"message": "perché \udcff\n2"})
-    assert (
-        len(read_lines(log.path)) == 1
-    )  # a line that is written is in the file, whole, if the job is killed
+    # A line that is written is in the file, whole, if the job is killed.
+    assert len(read_lines(log.path)) == 1
     log.write("start", {"share": Fraction(1, 3), "path": tmp_path, "host": "forged", "event": "forged"})
     log.end(3)
     other.write("notice", {"message": "from another job"})

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
-UNPRIVILEGED = """
-import os, sys
+from support import as_nobody, open_to_all
+
+SETUP = """
+import sys
 from pathlib import Path
 from pretok.base.storage import write_bytes
 from pretok.shards.manifest import load_manifest
@@ -22,29 +19,21 @@ def told():
     except Exception as error:
         return f"{type(error).__name__} {error}"
 
-if os.getuid() == 0:  # root may read everything
-    told()  # loads all modules, which may lie where others must not look
-    (Path(sys.argv[1]) / "a").unlink()
-    os.setresgid(65534, 65534, 65534)
-    os.setresuid(65534, 65534, 65534)
-print(told())
+told()  # loads all modules, which may lie where others must not look
+(Path(sys.argv[1]) / "a").unlink()
 """
 
 
 def test_a_folder_that_may_not_be_read_is_no_missing_and_no_failed_file() -> None:
-    data = Path(tempfile.mkdtemp(dir="/tmp"))  # every folder above pytest's own is closed to others
-    try:
-        data.chmod(0o755)
+    root = os.getuid() == 0
+    with open_to_all() as data:
         drop, locked = data / "drop", data / "locked"
         drop.mkdir()
         locked.mkdir()
         (locked / "manifest.json").write_text("{}")
-        drop.chmod(0o733 if os.getuid() == 0 else 0o333)
-        locked.chmod(0o700 if os.getuid() == 0 else 0)
-        command = [sys.executable, "-c", UNPRIVILEGED, str(drop), str(locked)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        drop.chmod(0o733 if root else 0o333)
+        locked.chmod(0o700 if root else 0)
+        told = as_nobody(SETUP, "print(told())", drop, locked)
         drop.chmod(0o755)
         assert [(file.name, file.read_bytes()) for file in drop.iterdir()] == [("a", b"whole")]
-    finally:
-        shutil.rmtree(data)
     assert told == f"PermissionError [Errno 13] Permission denied: '{locked}/manifest.json'\n"

@@ -101,7 +101,8 @@ class Texts(Record, frozen=True):
 
 def test_texts_are_checked_together_as_one_by_one() -> None:
     """Whichever of many records holds them, and wherever they lie."""
-    paths = ["".join(parts) for length in range(6) for parts in product("./a\0\n", repeat=length)]
+    paths = ["".join(parts) for length in range(5) for parts in product("./a\0\n", repeat=length)]
+    paths += ["a/../b", "a/..a", "a/./a", "a//b/", "../../a", "a/b/..", "a/b/c", "..a/b.."]
     roots = ["0a" * 32, "0" * 63, "0" * 65, "0A" * 32, "g" * 64, "\u0661" * 64, "0" * 63 + "\n", "é" * 32, ""]
     names = ["it", "en-2", "città_1", "", "-a", "a/b", "a\0", "a\n", "_a", "a.b", "null"]
     splits = ["train", "val", "", "test", "val\n", "train\0", "Train", "trainval"]

@@ -33,9 +33,8 @@ def by_rfc(data: bytes) -> bytes:
     leaves = -(-len(data) // LEAF)
     if leaves <= 1:
         return sha256(b"\x00" + data if data else b"").digest()
-    k = (
-        LEAF << (leaves - 1).bit_length() - 1
-    )  # bytes of the largest power of two of leaves below their number
+    # Bytes of the largest power of two of leaves below their number.
+    k = LEAF << (leaves - 1).bit_length() - 1
     return sha256(b"\x01" + by_rfc(data[:k]) + by_rfc(data[k:])).digest()
 
 
@@ -61,7 +60,7 @@ def test_it_is_the_tree_of_the_rfc_and_follows_from_its_nodes(tmp_path: Path, si
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_one_proof_leads_from_leaves_to_the_root_before_and_after_they_change(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +30,7 @@ from pretok.shards.manifest import load_manifest
 from pretok.shards.tokenize_job import run_tokenize
 from pretok.vocab.counts.count_job import run_count
 
-Run = Callable[[Recipe, Engine, RecordingConsole], object]
+STEPS = {"count": run_count, "tokenize": run_tokenize}
 
 
 def texts(name: str, number: int = 40) -> list[str]:
@@ -61,28 +60,45 @@ def damage(data: Path, *names: str) -> None:
         path.write_bytes(packed(name)[:-60])
 
 
-def recipe(data: Path, vocab: Path, out: str, append: str = "", **source: object) -> Recipe:
-    appended = [{"inputs": [str(data / append)]}] if append else []
-    return make_recipe(
-        {
-            "out": data.parent / out,
-            "sources": {"it": {"inputs": [f"{data}/*"], "append": appended, **source}},
-            "vocab": {"path": vocab, "holdout": "0.2"},
-            "shards": {"size": 400, "duplicates": "drop", "val_fraction": "0.2"},
-        },
-        "test",
-    )
+class Job:
+    """Steps over the files, and what they say."""
+
+    def __init__(self, data: Path, vocab: Path, engine: Engine) -> None:
+        self.data, self.vocab, self.engine, self.console = data, vocab, engine, RecordingConsole()
+
+    def recipe(self, out: str = "work", append: str = "", **source: object) -> Recipe:
+        appended = [{"inputs": [str(self.data / append)]}] if append else []
+        return make_recipe(
+            {
+                "out": self.data.parent / out,
+                "sources": {"it": {"inputs": [f"{self.data}/*"], "append": appended, **source}},
+                "vocab": {"path": self.vocab, "holdout": "0.2"},
+                "shards": {"size": 400, "duplicates": "drop", "val_fraction": "0.2"},
+            },
+            "test",
+        )
+
+    def run(self, *steps: str, out: str = "work", append: str = "", **source: object) -> Recipe:
+        made = self.recipe(out, append, **source)
+        for step in steps:
+            STEPS[step](made, self.engine, self.console)
+        return made
 
 
-def count(made: Recipe, engine: Engine, console: RecordingConsole) -> None:
-    run_count(made, engine, console)
+@pytest.fixture
+def job(data: Path, vocab_dir: Path, here: Engine) -> Job:
+    return Job(data, vocab_dir, here)
 
 
-both = pytest.mark.parametrize("run", [count, run_tokenize])
+both = pytest.mark.parametrize("step", STEPS)
 
 
 def results(made: Recipe) -> dict[str, bytes]:
     return {name: data for name, data in contents(made.out).items() if not name.startswith("logs")}
+
+
+def texts_of(made: Recipe) -> list[str]:
+    return sorted(pretok.open(made.out).texts().read_all()["text"].to_pylist())
 
 
 def reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -97,33 +113,30 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @both
 def test_a_damaged_file_is_named_and_left_out_only_if_asked(
-    run: Run, data: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+    job: Job, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damage(data, "b")
-    console = RecordingConsole()
+    damage(job.data, "b")
     with pytest.raises(PartitionsFailed, match=r"b\.json\.gz: the gzip stream ends in the middle of a frame"):
-        run(recipe(data, vocab_dir, "work"), here, console)
-    rows = status_of(data.parent / "work")
+        job.run(step)
+    assert sum("failed" in text for text in job.console.notices) == 1
+    rows = status_of(job.data.parent / "work")
     assert "read in part: b.json.gz" in "; ".join(row.detail for row in rows)
     read = reading(monkeypatch)
-    made = recipe(data, vocab_dir, "work", skip_damaged=True)
-    run(made, here, console)
-    assert any("left out, damaged" in text and "b.json.gz" in text for text in console.notices)
-    assert not {"c.parquet", "d.json.gz", "e.json.gz"} & {*read} or run is count  # only its own partition
-    # The same bytes by the option from the first try on, in another folder.
-    other, console = recipe(data, vocab_dir, "other", skip_damaged=True), RecordingConsole()
-    run(other, here, console)
-    assert not any("failed" in text for text in console.notices)  # what was asked for is no failure
-    assert results(made) == results(other)
-    run(made, here, console)  # nothing is left to do
-    assert results(made) == results(other)
+    made = job.run(step, skip_damaged=True)
+    assert any("left out, damaged" in text and "b.json.gz" in text for text in job.console.notices)
+    # Only its own partition.
+    assert not {"c.parquet", "d.json.gz", "e.json.gz"} & {*read} or step == "count"
+    # The same bytes by the option from the first try on, in another folder; and nothing is left to do.
+    other = results(job.run(step, out="other", skip_damaged=True))
+    assert results(made) == other
+    assert results(job.run(step, skip_damaged=True)) == other
+    assert sum("failed" in text for text in job.console.notices) == 1  # what is left out is no failure
 
 
-def test_what_was_left_out_stands_everywhere(data: Path, vocab_dir: Path, here: Engine) -> None:
+def test_what_was_left_out_stands_everywhere(job: Job) -> None:
+    data = job.data
     damage(data, "b")
-    made = recipe(data, vocab_dir, "work", skip_damaged=True)
-    run_count(made, here, RecordingConsole())
-    run_tokenize(made, here, RecordingConsole())
+    made = job.run("count", "tokenize", skip_damaged=True)
     work, manifest = pretok.open(made.out), load_manifest(made.shards_dir)
     size = (data / "b.json.gz").stat().st_size
     [left] = manifest.sources["it"].left_out
@@ -134,17 +147,10 @@ def test_what_was_left_out_stands_everywhere(data: Path, vocab_dir: Path, here: 
     assert [(row["file"], row["position"], row["reason"], row["detail"]) for row in rejects] == [
         (left.file, 0, "damaged_file", reason)
     ]
-    assert sorted(work.texts().read_all()["text"].to_pylist()) == sorted(
-        text for name in "acde" for text in texts(name)
-    )
+    assert texts_of(made) == sorted(text for name in "acde" for text in texts(name))
     assert (left.file, size, 1, 1) in load_inputs(manifest, "it").files()
-    rows = status_of(made.out)
-    assert [
-        "left out, damaged: b.json.gz" in row.detail for row in rows if row.what in ("words", "shards of it")
-    ] == [
-        True,
-        True,
-    ]
+    rows = [row for row in status_of(made.out) if row.what in ("words", "shards of it")]
+    assert ["left out, damaged: b.json.gz" in row.detail for row in rows] == [True, True]
     run_report(made.out, made.out / "report.html")
     page = (made.out / "report.html").read_text().partition('id="left-out"')[2].partition("</table>")[0]
     assert f"<code>{left.file}</code></td><td>it</td>" in page
@@ -152,76 +158,61 @@ def test_what_was_left_out_stands_everywhere(data: Path, vocab_dir: Path, here: 
     assert f">{reason}<" in page
 
 
-@pytest.mark.parametrize(("skip", "what"), [(True, "left out, damaged"), (False, "not sampled")])
-def test_a_plan_says_which_files_are_damaged(skip: bool, what: str, data: Path, vocab_dir: Path) -> None:
-    damage(data, "b")
-    console = RecordingConsole()
-    made = recipe(data, vocab_dir, "work", skip_damaged=skip)
-    found = run_forecast(made, 1, console).sources["it"]
-    reason = "the gzip stream ends in the middle of a frame: the file is truncated"
-    assert [text for text in console.notices if "b.json.gz" in text] == [
-        f"it: {what}: {data}/b.json.gz: {reason}"
-    ]
-    assert round(found.documents.value) == sum(len(texts(name)) for name in "acde")
-
-
 @pytest.mark.parametrize(
-    ("damaged", "many"), [("b", []), ("bd", ["it: 2 damaged files of 5, and max_damaged allows 1"])]
+    ("skip", "damaged", "what", "many"),
+    [
+        (True, "b", "left out, damaged", []),
+        (True, "bd", "left out, damaged", ["it: 2 damaged files of 5, and max_damaged allows 1"]),
+        (False, "b", "not sampled", []),
+    ],
 )
-def test_a_plan_says_whether_they_are_too_many(
-    damaged: str, many: list[str], data: Path, vocab_dir: Path
+def test_a_plan_says_which_files_are_damaged_and_whether_they_are_too_many(
+    job: Job, skip: bool, damaged: str, what: str, many: list[str]
 ) -> None:
-    damage(data, *damaged)
-    console = RecordingConsole()
-    run_forecast(recipe(data, vocab_dir, "work", skip_damaged=True), 1, console)
-    found = [text.partition(" to be")[0] for text in console.notices if "max_damaged" in text]
-    assert found == many
+    damage(job.data, *damaged)
+    found = run_forecast(job.recipe(skip_damaged=skip), 1, job.console).sources["it"]
+    reason = "the gzip stream ends in the middle of a frame: the file is truncated"
+    notices = [text for text in job.console.notices if ".json.gz" in text and "max_damaged" not in text]
+    assert notices == [f"it: {what}: {job.data}/{name}.json.gz: {reason}" for name in damaged]
+    said = [text.partition(" to be")[0] for text in job.console.notices if "max_damaged" in text]
+    assert said == many
+    assert round(found.documents.value) == sum(len(texts(name)) for name in {*"abcde"} - {*damaged})
 
 
 @both
-def test_a_file_of_another_kind_is_damaged(run: Run, data: Path, vocab_dir: Path, here: Engine) -> None:
+def test_a_file_of_another_kind_is_damaged(job: Job, step: str) -> None:
     """It ends the command before its first step, with the names of all such files, or is left out whole."""
-    other, work = {"b.json.gz": b"<html>404", "e.json.gz": b'[\n{"text": "x"}]'}, data.parent / "work"
+    data, other = job.data, {"b.json.gz": b"<html>404", "e.json.gz": b'[\n{"text": "x"}]'}
     for name, content in other.items():
         (data / name).write_bytes(content)
     html = f"{data}/b.json.gz is an HTML page; extract the text first, to JSON Lines or to .txt files"
     array = f"{data}/e.json.gz is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
-    for more, many in (
-        ({}, ""),
-        ({"skip_damaged": True}, "; 2 damaged files of 5, and max_damaged allows 1 to be left out"),
-    ):
+    many = "; 2 damaged files of 5, and max_damaged allows 1 to be left out"
+    for skip in (False, True):
         with pytest.raises(UsageError) as error:
-            run(recipe(data, vocab_dir, "work", **more), here, RecordingConsole())
-        assert str(error.value).endswith(f"{html}; {array}{many}")
-    assert not list(work.glob("*/.state"))
-    made = recipe(data, vocab_dir, "work", skip_damaged=True, max_damaged=2)
-    run(made, here, RecordingConsole())
+            job.run(step, skip_damaged=skip)
+        assert str(error.value).endswith(f"{html}; {array}{many * skip}")
+    assert not list(data.parent.glob("work/*/.state"))
+    made = job.run(step, skip_damaged=True, max_damaged=2)
     for name in other:
         (data / name).unlink()
-    fewer = recipe(data, vocab_dir, "other")
-    run(fewer, here, RecordingConsole())
-    if run is run_tokenize:
+    fewer = job.run(step, out="other")
+    if step == "tokenize":
         [both, alone] = (load_manifest(each.shards_dir).sources["it"] for each in (made, fewer))
-        assert [(left.file, left.bytes) for left in both.left_out] == [
-            (str(data / name), len(content)) for name, content in other.items()
-        ]
+        left = [(left.file, left.bytes) for left in both.left_out]
+        assert left == [(str(data / name), len(content)) for name, content in other.items()]
         assert both.tokens == alone.tokens
-        read = [
-            sorted(pretok.open(each.out).texts().read_all()["text"].to_pylist()) for each in (made, fewer)
-        ]
-        assert read[0] == read[1] == sorted(text for name in "acd" for text in texts(name))
+        expected = sorted(text for name in "acd" for text in texts(name))
+        assert texts_of(made) == texts_of(fewer) == expected
 
 
-def test_a_repaired_file_is_appended(data: Path, vocab_dir: Path, here: Engine) -> None:
-    damage(data, "b")
-    made = recipe(data, vocab_dir, "work", skip_damaged=True)
-    run_count(made, here, RecordingConsole())
-    run_tokenize(made, here, RecordingConsole())
+def test_a_repaired_file_is_appended(job: Job) -> None:
+    damage(job.data, "b")
+    made = job.run("count", "tokenize", skip_damaged=True)
     before = load_manifest(made.shards_dir)
-    (data / "b.json.gz").write_bytes(packed("b"))
-    for again in (made, recipe(data, vocab_dir, "work", "b.json.gz", skip_damaged=True)):
-        run_count(again, here, RecordingConsole())
-        run_tokenize(again, here, RecordingConsole())
+    (job.data / "b.json.gz").write_bytes(packed("b"))
+    for append in ("", "b.json.gz"):
+        job.run("count", "tokenize", append=append, skip_damaged=True)
     manifest = load_manifest(made.shards_dir)
     assert manifest.sources["it"].documents == before.sources["it"].documents + len(texts("b"))
     assert manifest.was(before.fingerprint) is not None
@@ -229,30 +220,23 @@ def test_a_repaired_file_is_appended(data: Path, vocab_dir: Path, here: Engine) 
 
 @both
 @pytest.mark.parametrize(("most", "damaged"), [(None, "bd"), (1, "bd"), (0, "b"), (9, "abde")])
-def test_no_more_files_than_allowed_are_left_out(
-    run: Run, most: int | None, damaged: str, data: Path, vocab_dir: Path, here: Engine
-) -> None:
+def test_no_more_files_than_allowed_are_left_out(job: Job, step: str, most: int | None, damaged: str) -> None:
     """Nor all of them."""
-    (data / "c.parquet").unlink()
-    damage(data, *damaged)
-    console = RecordingConsole()
+    (job.data / "c.parquet").unlink()
+    damage(job.data, *damaged)
     with pytest.raises(PartitionsFailed, match=rf"{damaged[0]}\.json\.gz: the gzip stream ends"):
-        run(recipe(data, vocab_dir, "work", skip_damaged=True, max_damaged=most), here, console)
-    assert any("max_damaged allows" in text for text in console.notices)
+        job.run(step, skip_damaged=True, max_damaged=most)
+    assert any("max_damaged allows" in text for text in job.console.notices)
 
 
 @both
-def test_excluded_files_are_not_read(run: Run, data: Path, vocab_dir: Path, here: Engine) -> None:
-    damage(data, "b")
-    (data / "c.parquet").write_bytes(b"PAR1 no")
-    excluded = ["**/b.*", str(data / "c*")]
-    made = recipe(data, vocab_dir, "work", exclude=excluded)
-    run(made, here, RecordingConsole())
-    (data / "b.json.gz").unlink()
-    (data / "c.parquet").unlink()
-    other = recipe(data, vocab_dir, "other")
-    run(other, here, RecordingConsole())
-    assert results(made) == results(other)
+def test_excluded_files_are_not_read(job: Job, step: str) -> None:
+    damage(job.data, "b")
+    (job.data / "c.parquet").write_bytes(b"PAR1 no")
+    made = job.run(step, exclude=["**/b.*", str(job.data / "c*")])
+    (job.data / "b.json.gz").unlink()
+    (job.data / "c.parquet").unlink()
+    assert results(made) == results(job.run(step, out="other"))
 
 
 def test_the_status_proposes_the_command_that_goes_on(

@@ -8,10 +8,6 @@ import gzip
 import os
 import random
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +20,7 @@ import zstandard
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from reading import inputs_of, read
+from support import as_nobody, open_to_all
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, decompress, read_bytes, stamp, what_changed
@@ -186,15 +183,14 @@ TABLE = pa.table({"text": ["uno"]})
     ],
 )
 def test_tables_are_read_as_they_are(tmp_path, name, how, says):
-    table = pa.BufferOutputStream()
-    if "arrow" in name or name == "noname":
-        with pa.ipc.new_file(table, TABLE.schema) as writer:
-            writer.write_table(TABLE)
-    else:
-        with pq.ParquetWriter(
-            table, TABLE.schema, encryption_properties=encryption(how == "encryption")
-        ) as writer:
-            writer.write_table(TABLE)
+    table, secret = pa.BufferOutputStream(), encryption(how == "encryption")
+    is_arrow = "arrow" in name or name == "noname"
+    with (
+        pa.ipc.new_file(table, TABLE.schema)
+        if is_arrow
+        else pq.ParquetWriter(table, TABLE.schema, encryption_properties=secret)
+    ) as writer:
+        writer.write_table(TABLE)
     data = table.getvalue().to_pybytes()
     (tmp_path / name).write_bytes(data if how == "encryption" else compress(data, how))
     with pytest.raises(UsageError, match=rf"{re.escape(str(tmp_path / name))} {says}"):
@@ -262,36 +258,21 @@ def test_a_folder_stands_for_the_files_below_it(tmp_path):
     names = ["a.jsonl", "b/c.jsonl.zst", "b/deep/d.json", "e.parquet"]
     table = pa.BufferOutputStream()
     pq.write_table(pa.table({"text": ["uno"]}), table)
-    for name in names:
-        packed = zstandard.compress(LINES) if name.endswith(".zst") else LINES
-        (tmp_path / "in" / name).write_bytes(
-            table.getvalue().to_pybytes() if name.endswith("parquet") else packed
-        )
-    for name in (
-        "_SUCCESS",
-        "_metadata",
-        ".hidden.jsonl",
-        "b/_temporary.jsonl",
-        "x.csv",
-        "y.csv",
-        "b/z.pdf",
-        "README",
-    ):
-        (tmp_path / "in" / name).write_bytes(LINES)
+    data = {".zst": zstandard.compress(LINES), ".parquet": table.getvalue().to_pybytes()}
+    passed_over = ["_SUCCESS", "_metadata", ".hidden.jsonl", "b/_temporary.jsonl"]
+    for name in (*names, *passed_over, "x.csv", "y.csv", "b/z.pdf", "README"):
+        (tmp_path / "in" / name).write_bytes(data.get(Path(name).suffix, LINES))
     files, notices, _ = list_inputs([f"{tmp_path}/in"], "auto")
     assert [file.path for file in files] == [f"{tmp_path}/in/{name}" for name in names]
     what = "left out, as their endings are of no format that is read"
     assert notices == [f"{what}: .csv (2), .pdf (1), no ending (1)"]
     left = ["x.csv", "y*", "README", "*.parquet"]
-    assert [file.path for file in list_inputs([f"{tmp_path}/in/*"], "jsonl", left)[0]] == [
-        f"{tmp_path}/in/a.jsonl"
-    ]
+    (only,) = list_inputs([f"{tmp_path}/in/*"], "jsonl", left)[0]
+    assert only.path == f"{tmp_path}/in/a.jsonl"
     (only,) = list_inputs([f"{tmp_path}/in"], "parquet")[0]
     assert only.path.endswith("e.parquet")
-    with pytest.raises(
-        UsageError,
-        match=r"in/\*/deep matches folders alone; name .*/in itself, or '.*/in/\*\*/\*\.jsonl'",
-    ):
+    says = r"in/\*/deep matches folders alone; name .*/in itself, or '.*/in/\*\*/\*\.jsonl'"
+    with pytest.raises(UsageError, match=says):
         list_inputs([f"{tmp_path}/in/*/deep"], "auto")
     with pytest.raises(UsageError, match=r"in/b: left out by .* left out, as their endings .*: \.pdf \(1\)"):
         list_inputs([f"{tmp_path}/in/b"], "auto", ["c.jsonl.zst", "deep/*"])
@@ -316,12 +297,8 @@ def test_files_are_excluded_by_globs(tmp_path, pattern, out):
     files, notices, _ = list_inputs([str(tmp_path)], "auto", [pattern])
     assert [file.path for file in files] == [str(tmp_path / name) for name in names if name not in out]
     left = ", ".join(str(tmp_path / name) for name in out)
-    said = (
-        f"left out by exclude = {pattern!r}: {left}"
-        if out
-        else f"exclude = {pattern!r} matches no file: {tmp_path}"
-    )
-    assert notices == [said]
+    unmatched = f"exclude = {pattern!r} matches no file: {tmp_path}"
+    assert notices == [f"left out by exclude = {pattern!r}: {left}" if out else unmatched]
 
 
 def test_names_of_files(tmp_path, monkeypatch):
@@ -330,13 +307,8 @@ def test_names_of_files(tmp_path, monkeypatch):
     Path("a.jsonl").write_bytes(LINES)
     Path("link.jsonl").symlink_to("a.jsonl")
     os.link("a.jsonl", "hard.jsonl")
-    for other in (
-        "./a.jsonl",
-        f"{tmp_path}/a.jsonl",
-        "link.jsonl",
-        "hard.jsonl",
-        f"file://{tmp_path}/a.jsonl",
-    ):
+    whole = f"{tmp_path}/a.jsonl"
+    for other in ("./a.jsonl", whole, "link.jsonl", "hard.jsonl", f"file://{whole}"):
         with pytest.raises(UsageError, match=rf"{re.escape(other)}.* the same file"):
             inputs_of("a.jsonl", other)
     assert len(inputs_of("a.jsonl", "a*.jsonl")) == 1
@@ -416,13 +388,7 @@ def test_globs_match_what_the_standard_library_matches(tmp_path_factory, tree, p
             assert expected == []
 
 
-UNPRIVILEGED = """
-import os, sys
-from pretok.read.recognise import list_inputs
-from pretok.read.record_format import RecordFormat
-if os.getuid() == 0:  # root may read everything
-    os.setresgid(65534, 65534, 65534)
-    os.setresuid(65534, 65534, 65534)
+LIST = """
 for pattern in sys.argv[1:]:
     try:
         files, notices, _ = list_inputs([pattern], "auto")
@@ -433,32 +399,22 @@ for pattern in sys.argv[1:]:
 
 
 def test_a_file_without_permission_is_named():
-    data = Path(tempfile.mkdtemp(dir="/tmp"))  # every folder above pytest's own is closed to others
-    try:
-        data.chmod(0o755)
-        (data / "locked").mkdir(mode=0o700 if os.getuid() == 0 else 0)
+    root = os.getuid() == 0
+    with open_to_all() as data:
+        (data / "locked").mkdir(mode=0o700 if root else 0)
         (data / "a.jsonl").write_bytes(LINES)
         (data / "secret.jsonl").write_bytes(LINES)
-        (data / "secret.jsonl").chmod(0o600 if os.getuid() == 0 else 0)
-        patterns = [
-            f"{data}/*.jsonl",
-            f"{data}/**/*.jsonl",
-            f"{data}/*/deep/*.jsonl",
-            f"{data}/locked/a.jsonl",
-        ]
-        command = [sys.executable, "-c", UNPRIVILEGED, *patterns]
-        first, *others = subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.splitlines()
-    finally:
-        shutil.rmtree(data)
+        (data / "secret.jsonl").chmod(0o600 if root else 0)
+        names = ("*.jsonl", "**/*.jsonl", "*/deep/*.jsonl", "locked/a.jsonl")
+        setup = "import sys; from pretok.read.recognise import list_inputs"
+        told = as_nobody(setup, LIST, *(data / name for name in names))
+    first, *others = told.splitlines()
     assert first.startswith("('unreadable', 'Permission denied')")
     assert f"cannot be read, Permission denied: {data}/secret.jsonl" in first
     assert len(others) == 3
     assert f"UsageError {data}/locked/a.jsonl is in a folder that may not be entered" in others.pop()
-    assert all(
-        f"UsageError folder {data}/locked cannot be listed: Permission denied" in line for line in others
-    )
+    refused = f"UsageError folder {data}/locked cannot be listed: Permission denied"
+    assert all(refused in line for line in others)
 
 
 @pytest.mark.parametrize(

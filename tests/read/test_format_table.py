@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import unicodedata
+from io import FileIO
 from itertools import count
 from pathlib import Path
 from typing import get_args
@@ -70,9 +71,8 @@ def same_texts(request, tmp_path):
     record = RecordFormat("meta.text" if kind.endswith("path") else "text")
     if kind in PACKS:  # two frames or members
         half = len(lines_of(TEXTS)) // 2
-        path.write_bytes(
-            b"".join(PACKS[kind](part) for part in (lines_of(TEXTS)[:half], lines_of(TEXTS)[half:]))
-        )
+        parts = (lines_of(TEXTS)[:half], lines_of(TEXTS)[half:])
+        path.write_bytes(b"".join(map(PACKS[kind], parts)))
     elif kind == "nested":
         path.write_text("".join(json.dumps({"a": {"text": 0}, "text": text}) + "\n" for text in TEXTS))
     elif kind == "jsonl path":
@@ -104,24 +104,20 @@ def same_texts(request, tmp_path):
     return path, record
 
 
-@pytest.mark.parametrize("batch_bytes", [1, 1000, 1 << 22])
-def test_every_format_gives_the_same_documents(same_texts, batch_bytes, monkeypatch):
-    """Also in pieces, as a plan cuts it; a small file is then read at once."""
-    monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
+def test_every_format_gives_the_same_documents(same_texts, monkeypatch):
+    """Also in pieces, as a plan cuts it; a small file is then read at once. In batches of every size."""
     path, record = same_texts
-    assert read(path, record) == (NUMBERED, {}, "", [])
     (file,) = inputs_of(path)
     planned = plan("it", probe_inputs([file], (record.field,)), 5000, 2)
     pieces = [piece for partition in planned for piece in partition.pieces]
-    batches = documents(*pieces, record=record)
-    assert [text for batch in batches for text in batch[3]] == TEXTS
-    assert {batch[0] for batch in batches} == {*range(len(pieces))}
-    splits = (
-        file.format == "parquet"
-        or path.suffix == ".stream"
-        or (file.format, file.compression) == ("jsonl", "")
-    )
-    assert (len(pieces) > 2) == splits
+    stream, lines = path.suffix == ".stream", (file.format, file.compression) == ("jsonl", "")
+    assert (len(pieces) > 2) == (file.format == "parquet" or stream or lines)
+    for batch_bytes in (1, 1000, 1 << 22):
+        monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
+        assert read(path, record) == (NUMBERED, {}, "", []), batch_bytes
+        batches = documents(*pieces, record=record)
+        assert [text for batch in batches for text in batch[3]] == TEXTS, batch_bytes
+        assert {batch[0] for batch in batches} == {*range(len(pieces))}
 
 
 def test_a_source_may_declare_every_format():
@@ -135,11 +131,11 @@ def test_a_source_may_declare_every_format():
 def test_columns_by_path_and_by_name_among_many(tmp_path):
     path = tmp_path / "a.parquet"
     meta = [{"text": "x"}, None, {"text": None}, {"text": "y"}]
-    many = {f"c{i}": pa.array([7] * 4, pa.int8()) for i in range(10_000)}
+    many = {f"c{i}": pa.array([7] * 4, pa.int8()) for i in range(1_000)}
     pq.write_table(pa.table({"a.b": ["a"] * 4, "meta": meta, **many}), path)
     assert read(path, RecordFormat("meta.text")) == (
         {0: "x", 3: "y"},
-        {1: "null_text", 2: "null_text"},
+        dict.fromkeys((1, 2), "null_text"),
         "",
         [],
     )
@@ -147,7 +143,7 @@ def test_columns_by_path_and_by_name_among_many(tmp_path):
     assert "type struct<text: string>" in read(path, RecordFormat("meta")).error
     error = read(path, RecordFormat("meta.x")).error
     assert error.startswith("no column 'meta.x'; the columns are a.b, meta.text, c0,")
-    assert error.endswith("c47 and 9,952 more")
+    assert error.endswith("c47 and 952 more")
 
 
 def test_bytes_that_are_not_utf8(tmp_path):
@@ -205,8 +201,7 @@ def test_batches_are_bounded_in_records_and_bytes(tmp_path, monkeypatch):
     assert [batch.records for batch in batches] == [10, 1, 10, 1, 8, *[1] * 7]
 
 
-@pytest.mark.parametrize("batch_bytes", [1, 7, 50, 1 << 22])
-@pytest.mark.parametrize("records", [1, 1 << 18])
+@pytest.mark.parametrize(("batch_bytes", "records"), [(1, 1 << 18), (7, 1), (50, 1 << 18), (1 << 22, 1)])
 def test_blank_lines_are_no_records(tmp_path, batch_bytes, records, monkeypatch):
     """Wherever the reader's blocks end, every other record keeps the number of its line."""
     monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
@@ -250,25 +245,14 @@ def test_a_read_that_fails_is_tried_again_then_damage_and_an_error_of_ours_is_ne
         path.write_bytes(b"".join(zstandard.compress(lines_of([text])) for text in texts))
     piece, calls = Piece(*inputs_of(path)), count()
 
-    class Failing:
-        closed = False
-
+    class Failing(FileIO):
         def __init__(self, *_):
-            self.file = path.open("rb")
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
+            super().__init__(path)
 
         def read(self, size=-1):
             if next(calls) in failing:
                 raise OSError(5, "Input/output error")
-            return self.file.read(size)
+            return super().read(size)
 
     def fail(*_):
         raise ZeroDivisionError("ours")

@@ -58,9 +58,8 @@ def test_partitions_are_near_the_target(tmp_path):
     """Large files are cut, small ones share a partition."""
     line = b'{"text":"' + b"x" * 87 + b'"}\n'
     (tmp_path / "a.jsonl").write_bytes(line * 10_000)
-    partitions = plan(
-        "it", probe_inputs(inputs_of(tmp_path / "a.jsonl"), ("text",)), 50_000, 2
-    )  # 100,000 bytes of text
+    # Of 100,000 bytes of text.
+    partitions = plan("it", probe_inputs(inputs_of(tmp_path / "a.jsonl"), ("text",)), 50_000, 2)
     sizes = [(p.pieces[0].stop or 0) - (p.pieces[0].start or 0) for p in partitions]
     assert len(partitions) == 10
     assert max(sizes) - min(sizes) <= len(line)

@@ -7,7 +7,8 @@ import os
 import re
 import struct
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ from pretok.shards.manifest import load_manifest
 from pretok.tokenizer.tokenizer_file import BYTE_CHARACTERS
 from pretok.tokenizer.vocabulary import load_vocab, write_vocab
 
-EOD = 0
-"""The id of <|endoftext|> in the tokenizer of the tests."""
+EOD, PAD = 0, 1
+"""The ids of <|endoftext|> and <|pad|> in the tokenizer of the tests."""
 Ids = list[list[int]]
 
 
@@ -85,18 +86,40 @@ FORMS: dict[str, tuple[str, Callable[[Path, Ids], None], dict[str, str]]] = {
 """Name -> (suffix, how it is written, what the source says)."""
 
 
-@pytest.fixture
+Read = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
 def ids(texts: list[str], vocab_dir: Path) -> Ids:
     data = read_json(vocab_dir / "tokenizer.json")
     return [[*one, EOD] for one in ids_of_library(data, texts[:80])]
 
 
-def tokens(files: Sequence[Path], out: Path, old: Path, vocab: Path, **settings: Any) -> Recipe:
-    """A recipe that reads files of tokens."""
-    source = {"inputs": list(map(str, files)), "tokens": {"tokenizer": str(old), **settings}}
-    shards = {"size": 8_000, "val_fraction": "0", "max_reject_share": "0.9"}
-    data = {"out": out, "sources": {"it": source}, "vocab": {"path": vocab}, "shards": shards}
-    return make_recipe(data, "test")
+@pytest.fixture
+def tokenized(tmp_path: Path, vocab_dir: Path, here: Engine) -> Read:
+    """What tokenizes files of tokens: those that stand here, or a.bin of some documents."""
+
+    def tokenize(
+        *files: Path | str,
+        documents: Ids | None = None,
+        out: str = "out",
+        old: Path = vocab_dir,
+        vocab: Path = vocab_dir,
+        max_document: int = 1 << 20,
+        **settings: Any,
+    ) -> Recipe:
+        if documents is not None:
+            write_megatron(tmp_path / "a.bin", documents)
+        inputs = [str(file) for file in files or [tmp_path / "a.bin"]]
+        table = {"tokenizer": str(old), **settings}
+        shards = {"size": 8_000, "val_fraction": "0", "max_reject_share": "0.9"}
+        source = {"inputs": inputs, "max_document": max_document, "tokens": table}
+        data = {"out": tmp_path / out, "sources": {"it": source}, "vocab": {"path": vocab}, "shards": shards}
+        made = make_recipe(data, "test")
+        run(made, here)
+        return made
+
+    return tokenize
 
 
 def documents_in(folder: Path) -> Ids:
@@ -111,73 +134,64 @@ def documents_in(folder: Path) -> Ids:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_documents_come_back_as_the_ids_that_they_were(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, name: str
+    tmp_path: Path, ids: Ids, tokenized: Read, name: str
 ) -> None:
     """With the same tokenizer; also where a file is cut between workers."""
     suffix, write, settings = FORMS[name]
     write(tmp_path / f"a{suffix}", ids[:70])
     write(tmp_path / f"b{suffix}", ids[70:])
-    made = tokens(
-        [tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"], tmp_path / "out", vocab_dir, vocab_dir, **settings
-    )
-    run(made, here)
+    made = tokenized(tmp_path / f"a{suffix}", tmp_path / f"b{suffix}", **settings)
     assert documents_in(made.shards_dir) == ids
     counts = load_manifest(made.shards_dir).sources["it"]
     assert (counts.read, counts.rejected, counts.remarks) == (80, {}, {})
     assert len({path.stem.rsplit("-")[1] for path in made.shards_dir.rglob("it-*.bin")}) > 2  # partitions
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ["megatron, int32", "datatrove, 2 bytes", "olmo, uint32"])
 def test_files_on_a_server_are_read_with_their_indexes(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, name: str
+    tmp_path: Path, ids: Ids, tokenized: Read, name: str
 ) -> None:
     suffix, write, settings = FORMS[name]
     write(tmp_path / f"a{suffix}", ids)
-    server = fsspec.filesystem("memory")
+    server, url = fsspec.filesystem("memory"), f"memory://tokens/a{suffix}"
     for path in tmp_path.glob("a.*"):
         server.pipe(f"/tokens/{path.name}", path.read_bytes())
-    url = f"memory://tokens/a{suffix}"
-    source = {"inputs": [url], "tokens": {"tokenizer": str(vocab_dir), **settings}}
-    data = {"out": tmp_path / "out", "sources": {"it": source}, "vocab": {"path": vocab_dir}}
     try:
-        made = make_recipe({**data, "shards": {"size": 8_000, "val_fraction": "0"}}, "test")
-        run(made, here)
+        made = tokenized(url, **settings)
         assert documents_in(made.shards_dir) == ids
-        console = RecordingConsole()
-        assert run_forecast(made, 1, console).sources["it"].documents.value == pytest.approx(
-            len(ids), rel=0.1
-        )
+        planned = run_forecast(made, 1, RecordingConsole()).sources["it"]
+        assert planned.documents.value == pytest.approx(len(ids), rel=0.1)
         if index := index_of(f"/tokens/a{suffix}"):
             server.rm(index)
-            with pytest.raises(
-                PartitionsFailed, match=rf"a{suffix}: cannot be opened: its index \S+ does not exist"
-            ):
-                run(make_recipe({**data, "out": tmp_path / "other"}, "test"), here)
+            says = rf"a{suffix}: cannot be opened: its index \S+ does not exist"
+            with pytest.raises(PartitionsFailed, match=says):
+                tokenized(url, out="other", **settings)
     finally:
         server.rm("/tokens", recursive=True)
 
 
 def test_text_and_tokens_of_it_give_the_same_bytes_with_any_vocabulary(
-    tmp_path: Path, ids: Ids, texts: list[str], vocab_dir: Path, here: Engine
+    tmp_path: Path, ids: Ids, texts: list[str], tokenized: Read, here: Engine
 ) -> None:
     """The shards, and the hashes of the ledger: those of the same documents as JSON Lines."""
     other = tmp_path / "vocab"
     write_vocab(other, PATTERNS["gpt2"], ["<|endoftext|>"], [(b"a", b" "), (b"e", b" "), (b"o", b" ")])
-    write_megatron(tmp_path / "a.bin", ids)
     lines = (json.dumps({"text": text}) + "\n" for text in texts[:80])
     (tmp_path / "a.jsonl").write_text("".join(lines))
-    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, other)
+    made = tokenized(documents=ids, vocab=other)
     text = recipe(tmp_path / "text", other, {"it": [tmp_path / "a.jsonl"]}, val_fraction="0", size=1 << 30)
-    run(made, here)
     run(text, here)
     for column in ("hash", "bytes", "tokens"):
         assert ledger(made.shards_dir, column) == ledger(text.shards_dir, column)
-    assert b"".join(p.read_bytes() for p in sorted(made.shards_dir.rglob("it-*.bin"))) == b"".join(
-        p.read_bytes() for p in sorted(text.shards_dir.rglob("it-*.bin"))
-    )
+    assert whole(made) == whole(text)
     assert len(list(made.shards_dir.rglob("it-*.bin"))) > 2
     assert ledger(made.shards_dir, "record") == list(range(80))
     assert load_manifest(made.shards_dir).sources["it"].remarks == {}
+
+
+def whole(made: Recipe) -> bytes:
+    """All tokens, in their order."""
+    return b"".join(path.read_bytes() for path in sorted(made.shards_dir.rglob("it-*.bin")))
 
 
 def ledger(shards: Path, column: str) -> list[Any]:
@@ -191,91 +205,56 @@ def ids_of_bytes(vocab_dir: Path, *parts: bytes) -> list[int]:
     return [vocab[BYTE_CHARACTERS[byte]] for part in parts for byte in part]
 
 
-DEFECTS: dict[str, tuple[Callable[[Path], list[int]], str, str]] = {
-    "an id above all": (lambda v: [*ids_of_bytes(v, b"ciao"), 1500, EOD], "unknown_id", "id 1500 at 4"),
-    "the highest id": (lambda v: [65535, EOD], "unknown_id", "id 65535 at 0"),
-    "EOD in the middle": (lambda v: [300, EOD, 300, EOD], "special_token", "'<|endoftext|>', id 0, at 1"),
-    "half a character": (
-        lambda v: [*ids_of_bytes(v, "però".encode()[:-1]), EOD],
-        "invalid_utf8",
-        "0xc3 at 3",
-    ),
-    "EOD alone": (lambda v: [EOD], "empty_text", ""),
-    "nothing": (lambda v: [], "empty_text", ""),
-    "a long one": (lambda v: [*ids_of_bytes(v, b"a" * 2000), EOD], "too_long", "more than 1500 bytes"),
-}
-"""Name -> (a document, why it is rejected, the detail)."""
-
-
-@pytest.mark.parametrize("name", DEFECTS)
 def test_a_document_that_is_no_text_is_rejected_by_name(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, name: str
+    tmp_path: Path, ids: Ids, vocab_dir: Path, tokenized: Read
 ) -> None:
     """And its neighbours are read."""
-    make, reason, detail = DEFECTS[name]
-    good = [one for one in ids if len(one) < 200][:2]
-    write_megatron(tmp_path / "a.bin", [good[0], make(vocab_dir), good[1]])
-    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir)
-    made = replaced(made, max_document=1500)
-    run(made, here)
+    of_bytes = partial(ids_of_bytes, vocab_dir)
+    defects: list[tuple[list[int], str, str]] = [
+        ([*of_bytes(b"ciao"), 1500, EOD], "unknown_id", "id 1500 at 4"),
+        ([65535, EOD], "unknown_id", "id 65535 at 0"),
+        ([300, EOD, 300, EOD], "special_token", "'<|endoftext|>', id 0, at 1"),
+        ([*of_bytes("però".encode()[:-1]), EOD], "invalid_utf8", "0xc3 at 3"),
+        ([EOD], "empty_text", ""),
+        ([], "empty_text", ""),
+        ([*of_bytes(b"a" * 2000), EOD], "too_long", "more than 1500 bytes"),
+    ]
+    good = [one for one in ids if len(one) < 200][: len(defects)]
+    pairs = zip(good, defects, strict=True)
+    made = tokenized(documents=[one for g, (bad, *_) in pairs for one in (g, bad)], max_document=1500)
     assert documents_in(made.shards_dir) == good
     (path,) = (made.shards_dir / "rejects").rglob("it*.jsonl")
-    (reject,) = map(json.loads, path.read_text().splitlines())
-    assert (reject["reason"], reject["file"], reject["position"]) == (reason, str(tmp_path / "a.bin"), 2)
-    assert detail in reject.get("detail", "")
+    rejects = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, (reject, (_, reason, detail)) in enumerate(zip(rejects, defects, strict=True), 1):
+        place = (reject["reason"], reject["file"], reject["position"])
+        assert place == (reason, str(tmp_path / "a.bin"), 2 * number)
+        assert detail in reject.get("detail", "")
 
 
-def replaced(made: Recipe, **changes: Any) -> Recipe:
-    """The recipe with other settings of its source."""
-    source = made.sources["it"].model_copy(update=changes)
-    return made.model_copy(update={"sources": {"it": source}})
-
-
-def test_documents_without_eod_and_with_bos_are_read_and_counted(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine
+def test_documents_that_the_tokenizer_would_not_give_are_read_and_counted(
+    ids: Ids, vocab_dir: Path, tokenized: Read
 ) -> None:
-    data = read_json(vocab_dir / "tokenizer.json")
-    (bos,) = [one["id"] for one in data["added_tokens"] if one["content"] == "<|pad|>"] or [1]
-    name = next(one["content"] for one in data["added_tokens"] if one["id"] == bos)
-    documents = [[bos, *ids[0]], ids[1][:-1], [bos, *ids[2][:-1]], ids[3]]
-    write_megatron(tmp_path / "a.bin", documents)
-    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir, bos=name)
-    run(made, here)
-    assert documents_in(made.shards_dir) == ids[:4]
-    counts = load_manifest(made.shards_dir).sources["it"]
-    assert (counts.remarks, counts.rejected) == ({"with BOS": 2, "without EOD": 2}, {})
-
-
-def test_ids_that_the_tokenizer_would_not_give_are_counted(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine
-) -> None:
-    """Their text stays, and gets the ids of the tokenizer."""
+    """Without EOD, with BOS, and of other ids: their text stays, and gets the ids of the tokenizer."""
     spelled = [*ids_of_bytes(vocab_dir, b"una parola"), EOD]
-    write_megatron(tmp_path / "a.bin", [ids[0], spelled, ids[1]])
-    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir)
-    run(made, here)
-    data = read_json(vocab_dir / "tokenizer.json")
-    assert documents_in(made.shards_dir) == [ids[0], [*ids_of_library(data, ["una parola"])[0], EOD], ids[1]]
-    assert load_manifest(made.shards_dir).sources["it"].remarks == {"encoded otherwise": 1}
+    documents = [[PAD, *ids[0]], ids[1][:-1], [PAD, *ids[2][:-1]], spelled, ids[3][:-1]]
+    made = tokenized(documents=documents, bos="<|pad|>")
+    (usual,) = ids_of_library(read_json(vocab_dir / "tokenizer.json"), ["una parola"])
+    assert documents_in(made.shards_dir) == [*ids[:3], [*usual, EOD], ids[3]]
+    counts = load_manifest(made.shards_dir).sources["it"]
+    remarks = {"with BOS": 2, "without EOD": 3, "encoded otherwise": 1}
+    assert (counts.remarks, counts.rejected) == (remarks, {})
 
 
 def test_remarks_are_counted_by_file_and_the_worst_are_named(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ids: Ids, vocab_dir: Path, tokenized: Read, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that several partitions read, and several files that one does; the sums are those of the source."""
     spelled = [*ids_of_bytes(vocab_dir, b"una parola"), EOD]
-    wrong = {
-        "a": (ids, 30, 0),
-        "b": (ids[:3], 1, 1),
-        "c": (ids[:4], 0, 3),
-        "d": (ids[:2], 0, 0),
-        "e": (ids[:9], 2, 0),
-    }
-    for name, (documents, cut, other) in wrong.items():
-        change = [one[:-1] for one in documents[:cut]] + [spelled] * other + documents[cut + other :]
+    wrong = {"a": (80, 30, 0), "b": (3, 1, 1), "c": (4, 0, 3), "d": (2, 0, 0), "e": (9, 2, 0)}
+    for name, (number, cut, other) in wrong.items():
+        change = [one[:-1] for one in ids[:cut]] + [spelled] * other + ids[cut + other : number]
         write_megatron(tmp_path / f"{name}.bin", change)
-    made = tokens([tmp_path / f"{name}.bin" for name in wrong], tmp_path / "out", vocab_dir, vocab_dir)
-    run(made, here)
+    made = tokenized(*(tmp_path / f"{name}.bin" for name in wrong))
     manifest = load_manifest(made.shards_dir)
     plan = load_inputs(manifest, "it")
     assert len([row for row in plan.rows if row.file.path.endswith("a.bin")]) > 2
@@ -343,20 +322,30 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
 """Name -> (suffix, what happens to a good file of 80 documents, the message)."""
 
 
+@pytest.fixture
+def refused(tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str, str], str]:
+    """What the command says of a file and a table of tokens."""
+
+    def tokenize(file: str, table: str) -> str:
+        source = f'{{inputs = ["{file}"], tokens = {table.replace("VOCAB", str(vocab_dir))}}}'
+        (tmp_path / "r.toml").write_text(f'out = "out"\nsources.it = {source}\nvocab.path = "{vocab_dir}"\n')
+        assert run_command(["tokenize", str(tmp_path / "r.toml"), "--workers", "0"]) in (2, 3)
+        return " ".join(capsys.readouterr().err.split())
+
+    return tokenize
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_does_not_fit_its_index_fails_by_name(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ids: Ids, name: str, refused: Callable[[str, str], str]
 ) -> None:
     suffix, harm, message = BAD[name]
     path = tmp_path / f"a{suffix}"
     {".bin": write_megatron, ".ds": write_datatrove, ".npy": write_olmo}[suffix](path, ids)
     harm(path)
-    suffix += ".zst" * (name == "a compressed file")
-    dtype = ', dtype = "uint16"' if suffix.startswith(".npy") else ""
-    source = f'{{inputs = ["a{suffix}"], tokens = {{tokenizer = "{vocab_dir}"{dtype}}}}}'
-    (tmp_path / "r.toml").write_text(f'out = "out"\nsources.it = {source}\nvocab.path = "{vocab_dir}"\n')
-    assert run_command(["tokenize", str(tmp_path / "r.toml"), "--workers", "0"]) in (2, 3)
-    said = " ".join(capsys.readouterr().err.split())
+    dtype = ', dtype = "uint16"' if suffix == ".npy" else ""
+    packed = ".zst" * (name == "a compressed file")
+    said = refused(f"a{suffix}{packed}", f'{{tokenizer = "VOCAB"{dtype}}}')
     assert re.search(rf"{path}\b.*{message}", said), said
 
 
@@ -388,20 +377,15 @@ def made_by(vocab_dir: Path) -> TokenFiles:
     return TokenFiles(str(vocab_dir), vocab.fingerprint, EOD, None, "")
 
 
-def test_an_index_that_changed_is_another_input(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine
-) -> None:
-    write_megatron(tmp_path / "a.bin", ids[:9])
-    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir)
-    run(made, here)
-    write_megatron(tmp_path / "a.bin", [[i for one in ids[:9] for i in one]])
+def test_an_index_that_changed_is_another_input(ids: Ids, tokenized: Read) -> None:
+    tokenized(documents=ids[:9])
     with pytest.raises(MismatchError, match=r"a\.bin has other contents"):
-        run(made, here)
+        tokenized(documents=[[i for one in ids[:9] for i in one]])
 
 
 @pytest.mark.parametrize("prefix", ["prepend", "metaspace", "none"])
 def test_byte_fallback_is_decoded_to_the_text(
-    tmp_path: Path, texts: list[str], vocab_dir: Path, here: Engine, prefix: str
+    tmp_path: Path, texts: list[str], vocab_dir: Path, tokenized: Read, prefix: str
 ) -> None:
     """As those of Llama 2 and Gemma: `▁` for a space, one of which may stand before each text, and bytes."""
     library = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
@@ -417,12 +401,10 @@ def test_byte_fallback_is_decoded_to_the_text(
     (old := tmp_path / "old").mkdir()
     (old / "tokenizer.json").write_text(json.dumps(data))
     documents = [text for text in (*texts[:30], "due  spazi ", "東京 🙂\n", "a\tb") if "▁" not in text]
-    documents += (
-        [] if prefix == "metaspace" else [" prima"]
-    )  # Metaspace adds none to a text that begins with one
+    if prefix != "metaspace":  # it adds none to a text that begins with one
+        documents.append(" prima")
     write_olmo(tmp_path / "a.npy", [[*one, 2] for one in ids_of_library(data, documents)])
-    made = tokens([tmp_path / "a.npy"], tmp_path / "out", old, vocab_dir, eod="</s>", dtype="uint16")
-    run(made, here)
+    made = tokenized(tmp_path / "a.npy", old=old, eod="</s>", dtype="uint16")
     expected = ids_of_library(read_json(vocab_dir / "tokenizer.json"), documents)
     assert documents_in(made.shards_dir) == [[*one, EOD] for one in expected]
 
@@ -433,8 +415,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("window", [500, WINDOW])
-@pytest.mark.parametrize("name", ["megatron, uint16", "datatrove, 4 bytes"])
+@pytest.mark.parametrize(("name", "window"), [("megatron, uint16", 500), ("datatrove, 4 bytes", WINDOW)])
 def test_plan_says_whether_files_are_sound_and_of_this_tokenizer(
     tmp_path: Path,
     ids: Ids,
@@ -447,7 +428,7 @@ def test_plan_says_whether_files_are_sound_and_of_this_tokenizer(
     """From a sample, and nothing is written."""
     monkeypatch.setattr("pretok.overview.forecast.windows.WINDOW", window)
     suffix, write, _ = FORMS[name]
-    write(path := tmp_path / f"a{suffix}", ids * 40)
+    write(path := tmp_path / f"a{suffix}", ids * 10)
     swapped = tmp_path / "other"
     data = read_json(vocab_dir / "tokenizer.json")
     entries = data["model"]["vocab"]
@@ -459,26 +440,23 @@ def test_plan_says_whether_files_are_sound_and_of_this_tokenizer(
     assert "of tokens" not in planned(capsys, *inputs, "--tokens", f"it={vocab_dir}")
     said = planned(capsys, *inputs, "--tokens", f"it={swapped}")
     assert re.search("sampled documents of tokens encoded otherwise: they are of another tokenizer", said)
-    write(path, [one[:-1] for one in ids] * 40)
+    write(path, [one[:-1] for one in ids] * 10)
     assert re.search("of tokens without EOD", planned(capsys, *inputs, "--tokens", f"it={vocab_dir}"))
     assert not (tmp_path / "out" / "shards").exists()
 
 
 def test_shards_that_pretok_wrote_come_back_byte_by_byte(
-    tmp_path: Path, texts: list[str], vocab_dir: Path, here: Engine
+    tmp_path: Path, texts: list[str], vocab_dir: Path, tokenized: Read, here: Engine
 ) -> None:
     """From text to a folder, and from its .bin and .idx to another one, cut differently."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:90] * 3))
-    first = recipe(
-        tmp_path / "first", vocab_dir, {"it": [tmp_path / "a.jsonl"]}, val_fraction="0", size=30_000
-    )
+    inputs: dict[str, list[Path | str]] = {"it": [tmp_path / "a.jsonl"]}
+    first = recipe(tmp_path / "first", vocab_dir, inputs, val_fraction="0", size=30_000)
     run(first, here)
     made = sorted(first.shards_dir.rglob("it-*.bin"))
-    again = tokens(made, tmp_path / "again", vocab_dir, vocab_dir)
-    run(again, here)
-    there = sorted(again.shards_dir.rglob("it-*.bin"))
-    assert len(there) != len(made) > 1
-    assert b"".join(path.read_bytes() for path in there) == b"".join(path.read_bytes() for path in made)
+    again = tokenized(*made)
+    assert len(list(again.shards_dir.rglob("it-*.bin"))) != len(made) > 1
+    assert whole(again) == whole(first)
     assert load_manifest(again.shards_dir).sources["it"].remarks == {}
 
 
@@ -496,15 +474,10 @@ def test_shards_that_pretok_wrote_come_back_byte_by_byte(
     ],
 )
 def test_settings_that_cannot_be_are_refused(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, table: str, message: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ids: Ids, table: str, message: str, refused: Callable[[str, str], str]
 ) -> None:
     write_megatron(tmp_path / "a.bin", ids[:3])
-    source = table.replace("VOCAB", str(vocab_dir))
-    (tmp_path / "r.toml").write_text(
-        f'out = "out"\nsources.it = {{inputs = ["a.bin"], tokens = {source}}}\nvocab.path = "{vocab_dir}"\n'
-    )
-    assert run_command(["tokenize", str(tmp_path / "r.toml"), "--workers", "0"]) in (2, 3)
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in refused("a.bin", table)
 
 
 def test_an_option_names_the_source_of_tokens(
@@ -548,9 +521,7 @@ def test_every_step_takes_tokens_as_it_takes_text(
 
 @pytest.mark.peers
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
-def test_megatron_writes_what_is_read(
-    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, dtype: Any
-) -> None:
+def test_megatron_writes_what_is_read(tmp_path: Path, ids: Ids, tokenized: Read, dtype: Any) -> None:
     """Documents of one sequence and of several, by its own builder; its own reader is the reference."""
     megatron = needs("megatron.core.datasets.indexed_dataset")
     builder = megatron.IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype=dtype)
@@ -562,22 +533,18 @@ def test_megatron_writes_what_is_read(
     dataset = megatron.IndexedDataset(str(tmp_path / "a"))
     borders = dataset.document_indices
     theirs = [[int(i) for at in range(low, high) for i in dataset[at]] for low, high in pairwise(borders)]
-    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir)
-    run(made, here)
-    assert documents_in(made.shards_dir) == theirs == ids
+    assert documents_in(tokenized().shards_dir) == theirs == ids
 
 
 @pytest.mark.peers
-def test_datatrove_writes_what_is_read(tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine) -> None:
+def test_datatrove_writes_what_is_read(tmp_path: Path, ids: Ids, tokenized: Read) -> None:
     """By its own writer of tokens; its own reader is the reference."""
     files = needs("datatrove.pipeline.tokens.tokenizer")
     out = files.TokenizedFile(files.get_datafolder(str(tmp_path)), "a.ds", save_loss_metadata=False)
     for one in ids:
         out.write(one, None)
     out.close()
-    made = tokens([tmp_path / "a.ds"], tmp_path / "out", vocab_dir, vocab_dir)
-    run(made, here)
-    assert documents_in(made.shards_dir) == ids
+    assert documents_in(tokenized(tmp_path / "a.ds").shards_dir) == ids
 
 
 @pytest.mark.peers

@@ -37,6 +37,7 @@ def test_what_a_recipe_cannot_be_is_said_before_anything_is_read(
         assert not read
 
 
+@pytest.mark.usefixtures("few_buckets")
 def test_a_budget_that_does_not_fit_is_said_before_verification(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

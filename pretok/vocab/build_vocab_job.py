@@ -13,7 +13,7 @@ the same inputs and settings is left alone; any other is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,8 @@ def _build_vocab(
         if config["size"] == done.size:  # fewer entries than the first run asked for, accepted now
             config["size"] = done.config["size"]
         refuse_changes("the vocabulary and its report", folder, done.config, config, done.left_out)
+        with suppress(OSError):  # a kill after the report leaves it; the folder may be read-only by now
+            (folder / STARTED_FILE).unlink()
         console.notice(f"the vocabulary in {folder} is up to date")
         return done
     _refuse_others(recipe.vocab, folder)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 import unicodedata
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from texts import HARD
+from texts import HARD, pack
 
 from pretok.kernels.folding import PASSED_OVER, SEVERAL, fold, fold_tables
 from pretok.kernels.ngrams import BLOCK, GRAM, SHORTEST, find_grams, list_grams
@@ -32,11 +31,6 @@ def folded_words(text: str) -> list[str]:
     return spelled.split()
 
 
-def flat(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    encoded = [text.encode() for text in texts]
-    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-
-
 def grams_of(text: str) -> list[tuple[str, ...]]:
     """In their order; by the definition."""
     found = folded_words(text)
@@ -46,13 +40,13 @@ def grams_of(text: str) -> list[tuple[str, ...]]:
 
 def check(passages: list[str], documents: list[str]) -> int:
     """Compare with the definition; how many grams were found."""
-    grams, gram_of, passage_of = list_grams(*flat(passages))
+    grams, gram_of, passage_of = list_grams(*pack(passages))
     places = [(gram, number) for number, passage in enumerate(passages) for gram in grams_of(passage)]
     assert [number for _, number in places] == passage_of.tolist()
     spelled = dict(zip(gram_of.tolist(), (gram for gram, _ in places), strict=True))
     assert [spelled[number] for number in gram_of.tolist()] == [gram for gram, _ in places]
     assert len(set(spelled.values())) == len(spelled) == len(grams.keys)
-    at, hits = find_grams(grams, *flat(documents))
+    at, hits = find_grams(grams, *pack(documents))
     assert (at[0], at[-1]) == (0, len(hits))
     for number, document in enumerate(documents):
         found, words = hits[at[number] : at[number + 1]].tolist(), folded_words(document)

@@ -90,9 +90,10 @@ EVERY = [
 MORE = [
     Mesh(pipeline=2, shard=2, tensor=2),
     Mesh(pipeline=4, more=HALF),
-    *(Mesh(tensor=2, more=COMPILED | kept) for kept in (OPS, FULL, HALF)),
+    Mesh(tensor=2, more=COMPILED),
     Mesh(shard=2, context=2, more=COMPILED),
 ]
+KEPT = [Mesh(tensor=2, more=COMPILED | kept) for kept in (FULL, HALF)]
 MUON = {"optimizer": "muon", "lr": 0.001}
 MUONS = [Mesh(shard=2, tensor=2, more=MUON), Mesh(pipeline=2, replicate=2, more=MUON)]
 EVERY_MARKS = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -101,6 +102,7 @@ CHAINS = [
     pytest.param("window = 5", MUONS, id="muon"),
     pytest.param("qk_norm = true", TIED, id="tied", marks=pytest.mark.slow),
     pytest.param("qkv_bias = true", [*EVERY, *MORE], id="every", marks=EVERY_MARKS),
+    pytest.param("qkv_bias = true", KEPT, id="compiled", marks=pytest.mark.slow),
 ]
 
 

@@ -270,7 +270,7 @@ def test_bf16_is_near_and_not_equal(trial: Trial) -> None:
 
 
 def test_an_epoch_of_a_packed_mix_learns_its_targets(trial: Trial) -> None:
-    """As the mix counted them, and no document is seen from another."""
+    """As the mix counted them."""
     run_mix(trial.shards, trial.folder / "mix.json", request("all:it=1", seq_len=63, pack="best-fit"))
     (source,) = load_mix(trial.folder / "mix.json").sources
     batch = max(n for n in range(1, 100) if source.sequences % n == 0)

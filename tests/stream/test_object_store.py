@@ -273,7 +273,8 @@ def test_sequences_in_memory_survive_an_outage_and_another_upload(server, both):
     server.fault = lambda name, _: 503 if name.endswith(".bin") else None
     with pytest.raises(OSError, match="cannot be read"):
         view.batch(range(8))
-    until(lambda: all(one.done() for one in list(files._futures.values())))
+    fetched = lambda: all(one.done() for one in list(files._futures.values()))  # noqa: E731
+    until(fetched)
     server.fault = lambda *_: None
     np.testing.assert_array_equal(view.batch(range(8)), local.batch(range(8)))
     for first in (100, 200):
@@ -281,6 +282,7 @@ def test_sequences_in_memory_survive_an_outage_and_another_upload(server, both):
         assert len(files._futures) == 8
     server.tag = "2"
     np.testing.assert_array_equal(both("large", cache_bytes=0)[1][3], local[3])
+    until(fetched)  # a thread inside of Arrow, when a later test forks, would leave its locks to the child
 
 
 def test_a_mix_is_read_after_a_removal(server, bucket, tmp_path):

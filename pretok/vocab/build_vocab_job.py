@@ -38,7 +38,7 @@ from pretok.vocab.bpe import extend_merges, train_merges
 from pretok.vocab.counts.count_job import count_config, run_count
 from pretok.vocab.counts.counts_file import CorpusCounts
 from pretok.vocab.counts.weigh import Tally, multipliers, weigh
-from pretok.vocab.extend import open_old, tokens_of, write_extended
+from pretok.vocab.extend import counted_as, open_old, tokens_of, write_extended
 from pretok.vocab.measure import (
     Measure,
     MeasureTask,
@@ -74,7 +74,10 @@ def run_build_vocab(
     if vocab.extend is not None:
         old = open_old(vocab.extend, vocab.pattern, vocab.eod, vocab.bos)
         size = old.size + vocab.add
-        recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": size})})
+        changes: dict[str, object] = {"vocab": vocab.model_copy(update={"size": size})}
+        if (normalize := counted_as(old, recipe.normalize)) != recipe.normalize:
+            changes["normalize"] = normalize
+        recipe = recipe.model_copy(update=changes)
         compare = [vocab.extend, *compare]
     folder = recipe.vocab_dir
     if old and old.path.resolve() == (folder / TOKENIZER_FILE).resolve():

@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import copy_file, write_json
+from pretok.config.settings import Normalize
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.tokenizer.reference import pattern_of
-from pretok.tokenizer.tokenizer_file import CHARACTER_BYTES, to_bytes, to_characters
+from pretok.tokenizer.tokenizer_file import CHARACTER_BYTES, effective, to_bytes, to_characters
 from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, write_map
 from pretok.tokenizer.vocabulary import (
     BESIDE,
@@ -32,9 +33,15 @@ from pretok.tokenizer.vocabulary import (
 )
 from pretok.vocab.bpe import Merges
 
+NFC = {"type": "NFC"}
+"""The normalizer of Qwen's tokenizers."""
+
 
 def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Vocabulary:
-    """Load the tokenizer to extend. Raises UsageError if it cannot be extended or splits words by another pattern."""
+    """Load the tokenizer to extend.
+
+    Raises UsageError if it cannot be extended, splits words by another pattern or has a normalizer other than NFC.
+    """
     old = load_vocab(path, eod, bos)
     own = pattern_of(old.data)
     if own is None:
@@ -47,9 +54,24 @@ def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Voca
             f"{old.path} splits text into words by the pattern {own}, but words would be counted by {pattern}: "
             f'give --pattern {own}, or pattern = "{own}" under [vocab]'
         )
+    normalizer = effective(old.data.get("normalizer"))
+    if normalizer not in (None, NFC):
+        raise UsageError(
+            f"{old.path} changes text before it splits it into words (normalizer {normalizer['type']}), so its words "
+            "cannot be counted; of the normalizers only NFC can be extended"
+        )
     _check_merges(old)
     _check_added(old, pattern)
     return old
+
+
+def counted_as(old: Vocabulary, normalize: Normalize) -> Normalize:
+    """Return how texts are normalized before their words are counted: as the old tokenizer does it, too.
+
+    Else merges would be made of words that it never sees, and of those that it sees too few.
+    """
+    normalizer = effective(old.data.get("normalizer"))
+    return normalize.model_copy(update={"unicode": "nfc"}) if normalizer == NFC else normalize
 
 
 def _check_merges(old: Vocabulary) -> None:

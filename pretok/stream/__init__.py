@@ -24,6 +24,7 @@ In this folder:
     pack.py         document lengths -> the tape of a packed entry
     flat_tokens.py  many shards as one array of tokens
     object_store.py shards on an object store, read through a cache that fetches ahead
+    forks.py        forks of a process that reads from an object store
     loader.py       the part of each batch that a rank reads
     digests.py      everything that was read, as one number
     continued.py    mixes that continue another, and how many first positions two mixes share

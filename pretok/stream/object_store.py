@@ -48,6 +48,7 @@ from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.flat_tokens import ReadRange, ranges
+from pretok.stream.forks import no_fork
 from pretok.stream.mix_file import load_mix
 from pretok.stream.tapes import FOLDER, path_of, verify_side_file
 
@@ -185,8 +186,9 @@ class Remote:
         begun = time.monotonic()
         try:
             # Threads may do this twice at a time; the last one's connection and object are kept.
-            connected = self._connected = self._connected or self._connect()
-            found = connected(name)
+            with no_fork():
+                connected = self._connected = self._connected or self._connect()
+                found = connected(name)
             self._objects[name] = begun, found
         except BaseException as error:  # raised in each thread that waits
             shared.set_exception(error)
@@ -223,7 +225,8 @@ class Remote:
             stop = size if end is None else end
             if stop > size or version not in (None, current):
                 raise self.changed(name)
-            data = bytes(read(start, stop)) if stop > start else b""
+            with no_fork():
+                data = bytes(read(start, stop)) if stop > start else b""
             if len(data) != stop - start:
                 raise OSError(f"received {len(data)} bytes, expected {stop - start}")
             if check is not None and not check(data):

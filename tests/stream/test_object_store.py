@@ -326,6 +326,33 @@ def test_a_child_reads_and_drops_its_view(both):
     assert child.exitcode == 0
 
 
+def test_a_child_that_is_forked_amid_requests_reads(both, server):
+    """As the workers of a DataLoader are, after their parent looked at a sequence and fetches what follows. Arrow would
+    hold a lock for ever in the child."""
+    remote, view = object_store.Remote(URL), both()[1]
+    server.latency = 0.2
+    over, before = threading.Event(), len(server.asked)
+
+    def read_on() -> None:
+        while not over.is_set():
+            remote.read("small/manifest.json", 0, 10)
+
+    threads = [threading.Thread(target=read_on, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(server.asked) > before + 30)
+    children = [multiprocessing.get_context("fork").Process(target=view.batch, args=([3, 1],)) for _ in "12"]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        child.kill()
+        assert child.exitcode == 0
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
 def test_a_new_pass_asks_for_what_the_last_one_is_fetching(server, large, monkeypatch):
     monkeypatch.setattr(object_store, "THREADS", 1)
     server.latency = 0.1

@@ -186,13 +186,15 @@ def expand(pattern: str) -> list[str]:
         hint += "; replace the placeholder by the path of your text" if PLACEHOLDER in pattern else ""
         raise UsageError(f"no input matches {pattern!r}{hint}")
     for path in paths:
-        if not path.isascii() and (name := os.fsencode(path)).decode(errors="ignore") != path:
-            raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")
-        if "\n" in path:
-            raise UsageError(
-                f"the name of input {path!r} has more than one line; rename the file or its folder"
-            )
+        _check_name(path)
     return sorted(set(paths))
+
+
+def _check_name(path: str) -> None:
+    if not path.isascii() and (name := os.fsencode(path)).decode(errors="ignore") != path:
+        raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")
+    if "\n" in path:
+        raise UsageError(f"the name of input {path!r} has more than one line; rename the file or its folder")
 
 
 def _glob(pattern: str) -> list[str]:

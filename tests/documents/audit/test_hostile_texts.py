@@ -13,6 +13,7 @@ from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.visible import visible
 from pretok.cli import run_command
+from pretok.read import paths
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e\r\x00\x7f"
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -26,7 +27,8 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     rows = [{"text": f"{HOSTILE} numero {i}", "license": value, "id": f"{i}"} for i in range(30)]
     name.write_text("\n".join([*map(json.dumps, rows), f'{{"text": {HOSTILE!r}']))
     made = recipe(folder / "work", vocab_dir, {"it": [name]}, ["license", "id"], max_reject_share=0.5)
-    with StopFlag() as stop, Engine(0, None, stop) as engine:
+    with pytest.MonkeyPatch.context() as patch, StopFlag() as stop, Engine(0, None, stop) as engine:
+        patch.setattr(paths, "_check_name", str)  # as in shards of others
         run(made, engine)
     mix = f"mix {made.shards_dir} --out {made.out}/mix.json --seq-len 8"
     assert run_command(mix.split()) == 0
